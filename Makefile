@@ -58,7 +58,7 @@ bench-quality: setup  ## Every recipe against fp32 on SmolLM2-135M, three seeds 
 	$(BIN)/python -m bench.training.quality
 
 bench-links: setup  ## Every recipe over every link, kernel TCP (three hours; goes on where it stopped)
-	$(BIN)/python -m bench.training.links && $(BIN)/python -m bench.training.rounds && $(BIN)/python -m bench.training.links_summary
+	$(BIN)/python -m bench.training.links && $(BIN)/python -m bench.training.rounds
 
 bench-plan: setup  ## What thinwire plan says before runs, beside the runs (ten minutes; goes on where it stopped)
 	$(BIN)/python -m bench.training.plan

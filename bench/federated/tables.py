@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from functools import partial
 from typing import Any
 
-from bench.federated.plan import SHARES, THRESHOLDS
+from bench.federated.methods import SHARES, THRESHOLDS
 from bench.study.tables import Rows, tabled
 
 Row = Mapping[str, Any]

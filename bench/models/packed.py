@@ -9,59 +9,71 @@ its test text. The bytes are those of the whole file, entropy-coded by the same 
 - ``rounded``, ``rows``, ``ours``: steps by one slope without feedback; with it and steps a row; and a column.
 
 Ours has further budgets: its curve says what it takes at each rival's perplexity, and where the model breaks.
-Each cell is a file of its own, kept for good. ``python -m bench.models.packed [WAY] [BITS]`` runs the cells
+``python -m bench.models.packed [WAY] [BITS]`` runs the cells
 alone whose names hold these words; ``--list`` prints their names. Needs THINWIRE_DATA.
 """
 
 from __future__ import annotations
 
+import math
 import os
+import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Sequence
+from dataclasses import replace
 from functools import cache, cached_property
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
+from unittest.mock import patch
 
 import torch
 from torch import Tensor
 
-from bench.models.summary import summary
-from bench.models.ways import BUDGETS, SOURCE, WAYS, Ways
-from bench.study.cells import RESULTS, run_cells
+from bench.study.cells import Kept, interval, run_study
+from thinwire.choosing.allocate import ByteBudget, Site
 from thinwire.runs.data.documents import Document, read_text
 from thinwire.runs.models.source import SMOLLM
 from thinwire.runs.models.tokenizer import tokenise
-from thinwire.runs.records.writer import read_json, write_json
+from thinwire.types import InputError, require
+from thinwire.uses.models import choices
+from thinwire.uses.models.choices import WIDTHS, grouped, grouped_site, nearest
 from thinwire.uses.models.container import PackedModel, write_model
-from thinwire.uses.models.encoding import Entries
+from thinwire.uses.models.encoding import Entries, at_width, to_budget
+from thinwire.uses.models.entry import Entry, pack_entry
+from thinwire.uses.models.feedback import DAMPING
+from thinwire.uses.models.model import Model
+from thinwire.uses.models.moments import Moments
 from thinwire.uses.models.run.packing import Size, unpacked
 from thinwire.uses.models.run.perplexity import losses
 from thinwire.uses.models.run.source import Reading, Source, read_source, read_text_with
 
-RESULT = RESULTS / "models.json"
-CELLS = RESULT.with_suffix("")
+KEPT = Kept("models")
 TEXT, WINDOWS, WINDOW = "wikitext-2", 16, 512
+BUDGETS = (3.0, 3.5, 4.0)  # bits a weight
+LOWER = (2.0, 2.25, 2.5, 2.75)  # of ours alone
+SOURCE, OURS = "source", "ours"
+WAYS: dict[str, tuple[float, ...]] = {
+    SOURCE: (32.0,),
+    "nearest": (3.0, 4.0),
+    "gptq": (3.0, 4.0),
+    "lagrangian": BUDGETS,
+    "rounded": BUDGETS,
+    "rows": BUDGETS,
+    OURS: (*BUDGETS, *LOWER),
+}
+TRIES = 8  # of a width in memory whose file is as large as a budget
 
 
 class Cell(NamedTuple):
     way: str
     bits: float
 
-    @property
-    def words(self) -> tuple[str, ...]:
-        """What chooses it."""
-        return self.way, f"{self.bits:g}"
-
 
 def cells() -> list[Cell]:
     """Return all cells: 3 bits in every way first."""
     every = [Cell(way, bits) for way, own in WAYS.items() for bits in own]
     return sorted(every, key=lambda cell: (cell.bits != BUDGETS[0], cell.way != SOURCE))
-
-
-def file_of(cell: Cell) -> Path:
-    """Return where a cell is kept."""
-    return CELLS / f"{cell.way}-{cell.bits:g}.json"
 
 
 class Study:
@@ -113,20 +125,118 @@ def measure(cell: Cell) -> dict[str, Any]:
     return own.told(len(write_model(packed)))
 
 
-def kept() -> Iterator[tuple[str, float, dict[str, Any]]]:
-    """Yield the cells that are finished."""
-    for cell in cells():
-        if file_of(cell).exists():
-            yield cell.way, cell.bits, read_json(file_of(cell))
+class Ways:
+    """A model packed in every way; ``size`` says how large the file of entries is."""
+
+    def __init__(self, model: Model, size: Callable[[Entries], int]) -> None:
+        self._model, self._size = model, size
+        self._made = dict[tuple[str, int], Entry]()
+
+    def entries(self, way: str, bits: float, most: int) -> Entries:
+        """Return the model in a way: in ``most`` bytes, or at a width of ``bits`` for all."""
+        match way:
+            case "nearest":
+                return at_width(self._model, int(bits))
+            case "gptq":
+                return self._fed_forward(WIDTHS.index(int(bits)))
+            case "lagrangian":
+                return self._lagrangian(most)
+            case "rounded":
+                return to_budget(alone(self._model), most, self._size)
+            case "rows":
+                with patch.object(choices, "COLUMNS", 0.0):
+                    return to_budget(self._model, most, self._size)
+        return to_budget(self._model, most, self._size)
+
+    def _fed_forward(self, choice: int) -> Entries:
+        model = self._model
+        coded = {name: pack_entry(grouped(model.matrix(name), choice)) for name in model.coded}
+        return model.in_order(model.kept() | coded)
+
+    def _lagrangian(self, most: int) -> Entries:
+        """Return weights rounded alone at widths by one slope, as many bits as the file has room for."""
+        with patch.object(choices, "CLIPS", (1.0,)):  # the scales of nearest
+            sites = [grouped_site(alone(self._model).matrix(name)) for name in self._model.coded]
+        low, high, best = sum(min(s.nbytes) for s in sites), 2.0 * most, Entries()
+        for _ in range(TRIES):
+            budget = (low + high) / 2
+            found = self._nearest(sites, ByteBudget(budget).choose(sites))
+            low, high, best = (budget, high, found) if self._size(found) <= most else (low, budget, best)
+        require(bool(best), InputError, f"no widths of groups make a file of {most} bytes")
+        return best
+
+    def _nearest(self, sites: list[Site], chosen: list[int]) -> Entries:
+        coded = Entries()
+        for site, i in zip(sites, chosen, strict=True):
+            if (site.name, i) not in self._made:
+                made = pack_entry(nearest(self._model.matrix(site.name), WIDTHS[i]))
+                self._made[site.name, i] = made
+            coded[site.name] = self._made[site.name, i]
+        return self._model.in_order(self._model.kept() | coded)
 
 
-def main(words: list[str]) -> None:
-    if "--list" not in words and not os.environ.get("THINWIRE_DATA"):
-        raise SystemExit(f"{TEXT} is in no package; set THINWIRE_DATA to the folder that has it")
-    if run_cells(words, cells(), file_of, measure):
-        missing = [f"{c.way}-{c.bits:g}" for c in cells() if not file_of(c).exists()]
-        write_json(RESULT, summary(list(kept())) | {"missing": missing})
+def alone(model: Model) -> Model:
+    """Return a model whose moments say of each column alone what its errors cost: none are fed forward."""
+    return replace(model, moments={name: _cut(own) for name, own in model.moments.items()})
+
+
+def _cut(moments: Moments) -> Moments:
+    own = moments.columns.diagonal()
+    return Moments(moments.rows, own + DAMPING * own.mean())  # damped as where errors are fed forward
+
+
+def summary() -> dict[str, Any]:
+    """Return a row for each way and budget, in the order of the cells."""
+    found = [(*cell, kept) for cell in cells() if (kept := KEPT.get(cell))]
+    return {"rows": rows_of(found)}
+
+
+def rows_of(found: Sequence[tuple[str, float, dict[str, Any]]]) -> list[dict[str, Any]]:
+    """Return the row of each way, budget and what was found of it."""
+    ours = {bits: cell for way, bits, cell in found if way == OURS}
+    curve = sorted((statistics.fmean(cell["losses"]), cell["nbytes"]) for cell in ours.values())
+    return [_row(way, bits, cell, ours.get(bits), curve) for way, bits, cell in found]
+
+
+def _row(
+    way: str, bits: float, cell: dict[str, Any], ours: dict[str, Any] | None, curve: list[tuple[float, int]]
+) -> dict[str, Any]:
+    row = {"way": way, "asked": bits, "nbytes": cell["nbytes"], "bits": cell["bits"]}
+    row["perplexity"] = exponential(cell["losses"])
+    if ours is not None and way not in (OURS, SOURCE):
+        apart = [a - b for a, b in zip(cell["losses"], ours["losses"], strict=True)]
+        row["over_ours"] = exponential(apart)
+        loss, (worst, fewest) = statistics.fmean(cell["losses"]), curve[-1]
+        # Where even our smallest file tells the text better, it is a bound.
+        same = fewest if loss > worst else nbytes_at(loss, curve)
+        row["ours_saves"] = None if same is None else 1 - same / cell["nbytes"]
+        row["at_least"] = loss > worst
+    return row
+
+
+def exponential(losses: Sequence[float]) -> list[float]:
+    """Return the exponential of a mean, and from where to where it lies with 95 %, by window.
+
+    >>> [round(x, 3) for x in exponential([1.0] * 8 + [1.2] * 8)]
+    [3.004, 2.843, 3.174]
+    """
+    mean, half = interval(losses)
+    return [math.exp(min(x, 700.0)) for x in (mean, mean - half, mean + half)]
+
+
+def nbytes_at(loss: float, curve: Sequence[tuple[float, int]]) -> float | None:
+    """Return the bytes that a curve of (loss, bytes) takes at a loss, between its points; None beyond them.
+
+    >>> nbytes_at(1.5, [(1.0, 400), (2.0, 300)])
+    350.0
+    """
+    for (low, more), (high, fewer) in pairwise(curve):
+        if low <= loss <= high:
+            return more + (fewer - more) * (loss - low) / (high - low)
+    return None
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    if "--list" not in sys.argv and not os.environ.get("THINWIRE_DATA"):
+        raise SystemExit(f"{TEXT} is in no package; set THINWIRE_DATA to the folder that has it")
+    run_study("models", sys.argv[1:], cells, measure, summary)

@@ -1,13 +1,13 @@
 """One network for all widths against networks of one width each, on Fashion-MNIST: ``make bench-supernet``.
 
-``bench.models.supernet_plan`` has what is compared. Groups: ``short``, one epoch on one seed, and ``full``,
+Groups: ``short``, one epoch on one seed, and ``full``,
 three epochs on three. Each cell trains a network. From one trained at all widths at once a configuration is
 then found for each budget, of bit operations and of bytes, in three ways: the method's greedy search; a
 linear programme over how much the loss rises with each layer alone at each pair of widths; the same rises by
 one slope for all layers. Norms are recalibrated for each. Searches see images to train on alone; those held
 out are counted once a configuration.
 
-Each cell is a file of its own, kept for good; its network is kept in the cache folder, so a search that was
+A cell's network is kept in the cache folder, so a search that was
 stopped needs no training again. ``python -m bench.models.supernet [GROUP] [VARIANT] [seed=N]`` runs the cells
 alone whose names hold these words; ``--list`` prints their names. Needs THINWIRE_DATA.
 """
@@ -17,18 +17,18 @@ from __future__ import annotations
 import hashlib
 import sys
 import time
-from collections.abc import Callable, Iterator
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import product
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from bench.models.supernet_plan import ALONE, BATCH, BUDGETS, GROUPS, KINDS, Cell, cells
-from bench.models.supernet_rivals import rises, sites, sloped, solved
-from bench.models.supernet_summary import summary
-from bench.study.cells import RESULTS, run_cells
+from bench.study.cells import Kept, interval, run_study
+from thinwire.choosing.allocate import ByteBudget, Site
 from thinwire.runs.data.batches import Batches
 from thinwire.runs.data.images import FASHION, SIDE
 from thinwire.runs.machine.cache import cache_folder, new_folder
@@ -38,14 +38,59 @@ from thinwire.uses.models.oneshot.calibration import accuracy, batch_loss, recal
 from thinwire.uses.models.oneshot.costs import Costs, costs_of
 from thinwire.uses.models.oneshot.search import Search
 from thinwire.uses.models.oneshot.shipping import packed_nbytes, shipped
-from thinwire.uses.models.oneshot.supernet import Configuration, Supernet
-from thinwire.uses.models.oneshot.training import Batch, train
+from thinwire.uses.models.oneshot.supernet import WIDTHS, Configuration, Shape, Supernet
+from thinwire.uses.models.oneshot.training import Batch, Method, train
 
-RESULT = RESULTS / "supernet.json"
+KEPT = Kept("supernet")
 START = 5  # bits that a search begins at [the method's code]
 CALIBRATED, SEARCHED, SENSED, COUNTED = 55, 256, 512, 500  # batches; images a move, a rise, at once
 POINTS = 20  # of the loss curve
-CELLS = RESULT.with_suffix("")
+BATCH = 128
+BUDGETS = (2.5, 3.0, 3.5, 4.0, 5.0)  # what uniform widths of so many bits would cost
+KINDS = ("bitops", "nbytes")
+ONESHOT = {
+    "both": {},
+    "no-scheduler": {"freezing": None},
+    "no-mitigation": {"mitigation": 0.0},
+    "neither": {"freezing": None, "mitigation": 0.0},
+}
+ALONE = {f"apart-{bits}": bits for bits in WIDTHS}  # nets of one width, trained apart
+VARIANTS = (*ONESHOT, *ALONE)
+Found = Mapping[str, Any]  # of a cell
+APART = "apart"
+Rises = list[list[float]]  # by layer and pair of widths
+PRIOR = 1e-3  # of a rise: where none is measured, bits still go where they lower the rounding error most
+
+
+class Group(NamedTuple):
+    epochs: int
+    seeds: tuple[int, ...]
+
+
+# "short" proves the way from end to end in minutes; "full" is the study.
+GROUPS = {"short": Group(1, (0,)), "full": Group(3, (0, 1, 2))}
+
+
+class Cell(NamedTuple):
+    group: str
+    variant: str
+    seed: int
+
+    def shape(self) -> Shape:
+        """Return the network's shape: all widths, or the one of a network trained apart."""
+        return Shape(widths=(ALONE[self.variant],)) if self.variant in ALONE else Shape()
+
+    def method(self, samples: int) -> Method:
+        """Return how it is trained on so many samples."""
+        steps = GROUPS[self.group].epochs * (samples // BATCH)
+        return replace(Method(steps), **ONESHOT.get(self.variant, {}))  # type: ignore[arg-type]
+
+
+def cells() -> Iterator[Cell]:
+    """Yield all cells; what is compared runs in turns."""
+    for name, group in GROUPS.items():
+        for seed in group.seeds:
+            yield from (Cell(name, variant, seed) for variant in VARIANTS)
 
 
 def batches_of(data: Dataset, seed: int, size: int = BATCH, epochs: int = 1) -> Iterator[Batch]:
@@ -75,7 +120,7 @@ def trained(cell: Cell, data: Dataset) -> tuple[Supernet, dict[str, Any]]:
     """Return a network after its training, and how that went."""
     method, net = cell.method(len(data)), Supernet(cell.shape(), cell.seed)
     key = hashlib.sha256(f"{method} {net.shape}".encode()).hexdigest()[:12]
-    folder = cache_folder() / "supernet" / f"{cell.name}-{key}"
+    folder = cache_folder() / "supernet" / f"{'-'.join(map(str, cell))}-{key}"
     if not folder.is_dir():
         losses, frozen, began = list[float](), [0] * len(net.layers), time.process_time()
 
@@ -153,23 +198,107 @@ def budget_of(costs: Costs, kind: str, bits: float) -> float:
     return costs.fixed_bitops + sum(costs.products) * bits * bits
 
 
-def file_of(cell: Cell) -> Path:
-    """Return where a cell is kept."""
-    return CELLS / f"{cell.name}.json"
+def pairs(widths: Sequence[int]) -> list[tuple[int, int]]:
+    """Return the pairs that a layer may have, bits of weights first."""
+    return list(product(widths, widths))
 
 
-def result() -> dict[str, Any]:
-    """Return the figures of all cells together, and the names of those that are missing."""
-    kept = {cell: read_json(file_of(cell)) for cell in cells() if file_of(cell).exists()}
-    rows = summary([(cell.group, cell.variant, found) for cell, found in kept.items()])
-    return {"rows": rows, "missing": [cell.name for cell in cells() if cell not in kept]}
+def rises(net: Supernet, batch: Batch) -> Rises:
+    """Return how far a batch's loss is above that of the widest path, one layer at a time.
+
+    No rise is below zero, and of equal ones that of fewer bits is the larger.
+    """
+    widest = net.uniform(net.shape.widths[-1])
+    least = batch_loss(net, widest, *batch)
+
+    def one(i: int, pair: tuple[int, int]) -> float:
+        rise = batch_loss(net, (*widest[:i], pair, *widest[i + 1 :]), *batch) - least
+        return max(0.0, rise) + PRIOR * sum(4.0**-bits for bits in pair)
+
+    return [[one(i, pair) for pair in pairs(net.shape.widths)] for i in range(len(widest))]
 
 
-def main(words: list[str]) -> None:
-    torch.set_num_threads(1)  # no pool of threads beside another bench
-    if run_cells(words, list(cells()), file_of, measure):
-        write_json(RESULT, result())
+def sites(found: Rises, net: Supernet, cost: Callable[[Configuration], float]) -> list[Site]:
+    """Return each layer's choices: rises against costs, which include what all choices cost, once a layer."""
+    base = net.uniform(net.shape.widths[0])
+    fixed = cost(base) * (len(base) - 1) / len(base)
+
+    def spent(i: int, pair: tuple[int, int]) -> float:
+        return cost((*base[:i], pair, *base[i + 1 :])) - fixed
+
+    choices = pairs(net.shape.widths)
+    return [Site(str(i), tuple(own), tuple(spent(i, p) for p in choices)) for i, own in enumerate(found)]
+
+
+def sloped(found: Sequence[Site], budget: float, widths: Sequence[int]) -> Configuration:
+    """Return the configuration of one slope for all layers."""
+    return tuple(pairs(widths)[k] for k in ByteBudget(budget).choose(found))
+
+
+def solved(found: Sequence[Site], budget: float, widths: Sequence[int]) -> Configuration:
+    """Return the configuration of the least sum of rises: an integer linear programme, solved exactly."""
+    from scipy.optimize import Bounds, LinearConstraint, milp
+
+    choices, layers = pairs(widths), len(found)
+    costs = np.array([site.nbytes for site in found]).ravel()
+    scale = float(costs.max())  # the solver's tolerances are absolute
+    once = np.kron(np.eye(layers), np.ones(len(choices)))
+    limits = [LinearConstraint(once, 1, 1), LinearConstraint(costs / scale, ub=budget / scale)]
+    rise = np.array([site.costs for site in found]).ravel()
+    solution = milp(rise, integrality=np.ones_like(rise), bounds=Bounds(0, 1), constraints=limits)
+    assert solution.success, solution.message
+    return tuple(choices[int(k)] for k in solution.x.reshape(layers, -1).argmax(1))
+
+
+class Point(NamedTuple):
+    """What cells of several seeds have in common."""
+
+    group: str
+    variant: str
+    way: str
+    kind: str
+    bits: float
+
+
+def rows_of(found: Iterable[tuple[str, str, Found]]) -> list[dict[str, Any]]:
+    """Return a row a group, variant, way, kind of budget and budget, of the cells of all seeds.
+
+    Networks of one width are one variant; their way is ``uniform``, as that of the others' uniform widths.
+    """
+    points: dict[Point, list[tuple[Found, Found]]] = {}
+    for group, variant, cell in found:
+        shared = APART if variant.startswith(APART) else variant
+        for way, kind, bits, row in _points(cell):
+            points.setdefault(Point(group, shared, way, kind, bits), []).append((cell, row))
+    return [point._asdict() | _joined(cells) for point, cells in points.items()]
+
+
+def _points(cell: Found) -> Iterable[tuple[str, str, float, Found]]:
+    """Yield way, kind, bits and figures of all that a cell measured."""
+    for bits, row in cell["widths"].items():
+        yield "uniform", "", float(bits), row
+    for served in cell["served"]:
+        for way, row in served["ways"].items():
+            yield way, served["kind"], served["bits"], row
+
+
+def _joined(cells: list[tuple[Found, Found]]) -> dict[str, Any]:
+    rows = [row for _, row in cells]
+    each = {name: [float(row[name]) for row in rows] for name in ("accuracy", "bitops", "nbytes", "packed")}
+    return {
+        "epochs": cells[0][0]["epochs"],
+        "seeds": len(rows),
+        **{name: interval(values) for name, values in each.items()},
+        "train_cpu_s": interval([cell["train_cpu_s"] for cell, _ in cells]),
+    }
+
+
+def summary() -> dict[str, Any]:
+    """Return the figures of all cells together."""
+    found = ((cell, KEPT.get(cell)) for cell in cells())
+    return {"rows": rows_of((cell.group, cell.variant, kept) for cell, kept in found if kept)}
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    torch.set_num_threads(1)  # no pool of threads beside another bench
+    run_study("supernet", sys.argv[1:], cells, measure, summary)

@@ -6,8 +6,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from bench.models.supernet_plan import BUDGETS, ONESHOT
-from bench.models.supernet_summary import APART
+from bench.models.supernet import APART, BUDGETS, ONESHOT
 from bench.study.tables import Rows, tabled
 
 Row = dict[str, Any]

@@ -1,8 +1,7 @@
 """Every way to make a picture over every link: ``make bench-diffusion``.
 
 A cell is one run of ``thinwire generate`` in which all ways of its group take turns, from one noise. Times
-are medians over the seeds, three in the main groups; networks are emulated. Each cell is a file of its own,
-kept for good.
+are medians over the seeds, three in the main groups; networks are emulated.
 
 Groups of ways:
 
@@ -21,19 +20,15 @@ import shlex
 import sys
 import tempfile
 from collections.abc import Iterator
-from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
-from bench.study.cells import RESULTS, run_cells
-from thinwire.runs.records.runs import slug
-from thinwire.runs.records.writer import read_json, write_json
+from bench.study.cells import Kept, run_study
 from thinwire.uses.kinds import load_run
 from thinwire.uses.pictures.run.launch import launch
 from thinwire.uses.pictures.run.options import PicturesConfig
 
-RESULT = RESULTS / "diffusion.json"
-CELLS = RESULT.with_suffix("")
+KEPT = Kept("diffusion")
 SEEDS = (0, 1, 2)
 UNLIMITED, ANCHOR = "unlimited", "100mbit"
 LINKS = {UNLIMITED: "none", "1gbit": "1gbit,1ms", ANCHOR: "100mbit,5ms", "20mbit": "20mbit,20ms"}
@@ -97,14 +92,6 @@ class Cell(NamedTuple):
     link: str
     seed: int
 
-    @property
-    def name(self) -> str:
-        return f"{self.group}-{slug(self.link)}-{self.seed}"
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        return self.group, self.link, f"seed={self.seed}"
-
 
 def cells() -> Iterator[Cell]:
     """Yield all cells."""
@@ -139,22 +126,16 @@ def figures(record: dict[str, Any]) -> dict[str, Any]:
     return kept | {"seconds": record["totals"]["seconds"]}
 
 
-def file_of(cell: Cell) -> Path:
-    """Return where a cell is kept."""
-    return CELLS / f"{cell.name}.json"
-
-
 def summary() -> dict[str, Any]:
     """Return for each group, link and way: medians of seconds, means of quality, and bytes."""
     rows = []
     for name, group in GROUPS.items():
         for link in group.links:
-            kept = [file_of(Cell(name, link, seed)) for seed in group.seeds]
-            found = [read_json(file)["ways"] for file in kept if file.exists()]
+            kept = [KEPT.get(Cell(name, link, seed)) for seed in group.seeds]
+            found = [cell["ways"] for cell in kept if cell]
             for label in group.ways if found else ():
                 rows.append({"group": name, "link": link, "way": label} | joined([f[label] for f in found]))
-    missing = [cell.name for cell in cells() if not file_of(cell).exists()]
-    return {"links": LINKS, "rows": rows, "missing": missing}
+    return {"links": LINKS, "rows": rows}
 
 
 def joined(found: list[dict[str, Any]]) -> dict[str, Any]:
@@ -173,10 +154,5 @@ def joined(found: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
-def main(words: list[str]) -> None:
-    if run_cells(words, list(cells()), file_of, measure):
-        write_json(RESULT, summary())
-
-
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_study("diffusion", sys.argv[1:], cells, measure, summary)

@@ -1,7 +1,6 @@
 """Experts spread over ranks: bytes, seconds and pictures of each schedule: ``make bench-experts``.
 
-Each cell is a file of its own, kept until a recipe in it changes, or the weights of the model or of the
-classifier. Groups of ways:
+A cell is kept until a recipe in it changes, or the weights of the model or of the classifier. Groups of ways:
 
 - ``two``: two ranks over both links, emulated: one run of ``thinwire generate``, all ways in turn: seconds;
 - ``four``: four ranks in the threads of one process: bytes, and PSNR against one device;
@@ -27,9 +26,7 @@ from typing import Any, NamedTuple
 from bench.pictures.diffusion import figures
 from bench.pictures.garment_distance import APART, MANY, classes, reals, told
 from bench.pictures.spread import meshes, spread_pictures
-from bench.study.cells import RESULTS, run_cells
-from thinwire.runs.records.runs import slug
-from thinwire.runs.records.writer import read_json, write_json
+from bench.study.cells import Kept, run_study, words_of
 from thinwire.uses.kinds import load_run
 from thinwire.uses.pictures.expert_parallel.recipes import parse_experts_recipe
 from thinwire.uses.pictures.run import classifier, flux_fashion_moe
@@ -39,8 +36,7 @@ from thinwire.uses.pictures.run.options import PicturesConfig
 from thinwire.uses.pictures.run.quality import averaged, quality
 from thinwire.uses.pictures.run.sampling import sample_each
 
-RESULT = RESULTS / "experts.json"
-CELLS = RESULT.with_suffix("")
+KEPT = Kept("experts")
 UNLIMITED = "unlimited"
 LINKS = {UNLIMITED: "none", "100mbit": "100mbit,5ms", "20mbit": "20mbit,20ms"}
 SEEDS = (0, 1, 2)  # of noise; in ``distance`` each is that of a whole set
@@ -83,17 +79,8 @@ GROUPS = {
 class Cell(NamedTuple):
     group: str
     link: str
-    seed: int
     ways: tuple[str, ...]
-
-    @property
-    def name(self) -> str:
-        way = [slug(self.ways[0])] if len(self.ways) == 1 else []
-        return "-".join([self.group, slug(self.link), *way, str(self.seed)])
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        return self.group, self.link, *self.ways, f"seed={self.seed}"
+    seed: int
 
 
 def cells() -> Iterator[Cell]:
@@ -102,7 +89,7 @@ def cells() -> Iterator[Cell]:
         for link in group.links:
             for seed in SEEDS:
                 for ways in [group.ways] if link != UNLIMITED else [(way,) for way in group.ways]:
-                    yield Cell(name, link, seed, ways)
+                    yield Cell(name, link, ways, seed)
 
 
 def measure(cell: Cell) -> dict[str, Any]:
@@ -128,7 +115,7 @@ def digest(file: Path) -> str:
 
 def kept(cell: Cell) -> dict[str, Any] | None:
     """Return a finished cell; None where there is none, or what it is of has changed since."""
-    found = read_json(file_of(cell)) if file_of(cell).exists() else {}
+    found: dict[str, Any] = KEPT.get(cell) or {}
     return found if identity(cell).items() <= found.items() else None
 
 
@@ -169,11 +156,6 @@ def drawn(way: str, group: Group, first: int) -> dict[str, Any]:
     return found | averaged([quality(*pair) for pair in pairs])
 
 
-def file_of(cell: Cell) -> Path:
-    """Return where a cell is kept."""
-    return CELLS / f"{cell.name}.json"
-
-
 def summary() -> dict[str, Any]:
     """Return for each group, link and way its figures over all seeds, and which cells are missing.
 
@@ -192,7 +174,7 @@ def summary() -> dict[str, Any]:
                     one = known["ways"][way] | {"seed": cell.seed}
                     of.setdefault((group, cell.link, way), []).append(one)
     rows = [{"group": g, "link": link, "way": way} | joined(f) for (g, link, way), f in of.items()]
-    missing = [cell.name for cell, known in found.items() if not known]
+    missing = [" ".join(words_of(cell)) for cell, known in found.items() if not known]
     return {"links": LINKS, "many": MANY, "rows": rows, "missing": missing}
 
 
@@ -210,10 +192,9 @@ def joined(found: list[dict[str, Any]]) -> dict[str, Any]:
 
 def main(words: list[str]) -> None:
     for cell in [] if "--list" in words else cells():
-        if kept(cell) is None and set(words) <= set(cell.words):
-            file_of(cell).unlink(missing_ok=True)
-    if run_cells(words, list(cells()), file_of, measure):
-        write_json(RESULT, summary())
+        if kept(cell) is None and set(words) <= set(words_of(cell)):
+            KEPT.keep(cell, None)
+    run_study("experts", words, cells, measure, summary)
 
 
 if __name__ == "__main__":

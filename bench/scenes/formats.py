@@ -3,7 +3,6 @@
 A cell is one level of the scene PLAYBOT, as it is (``sog``) or with the steps of its format taken out again
 (``float``), in every format in turn. Pictures are compared with those of the same scene, by four cameras
 between those that say what is important. Ours comes at the PSNR that each rival has, and at five budgets.
-Each cell is a file of its own, kept for good.
 
 ``python -m bench.scenes.formats [LEVEL] [FORM]`` runs the cells alone whose names hold these words;
 ``--list`` prints their names. It needs THINWIRE_DATA.
@@ -15,12 +14,11 @@ import sys
 import time
 from collections.abc import Callable
 from functools import partial
-from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
 from bench.scenes.levels import dequantised, level, own_streams, streams_of
-from bench.study.cells import RESULTS, run_cells
-from thinwire.runs.records.writer import finite, read_json, write_json
+from bench.study.cells import Kept, run_study
+from thinwire.runs.records.writer import finite
 from thinwire.uses.scenes.files.container import read_scene, write_scene
 from thinwire.uses.scenes.files.foreign import read_foreign, write_foreign
 from thinwire.uses.scenes.importance import seen_through
@@ -34,8 +32,7 @@ from thinwire.uses.scenes.thinwire import Analysis
 from thinwire.uses.scenes.view.pictures import Pictures
 from thinwire.uses.scenes.view.views import Views
 
-RESULT = RESULTS / "scenes.json"
-CELLS = RESULT.with_suffix("")
+KEPT = Kept("scenes")
 LEVELS, FORMS = ("2_0", "0_0"), ("float", "sog")
 MESONGS = ("mesongs", "mesongs:coder=own,voxels=middle")
 OURS = {LAYERS: "thinwire", 1: "thinwire:layers=1"}
@@ -50,15 +47,10 @@ class Cell(NamedTuple):
     level: str
     form: str
 
-    @property
-    def words(self) -> tuple[str, ...]:
-        """What chooses it."""
-        return (self.level, self.form)
 
-
-def file_of(cell: Cell) -> Path:
-    """Return where a cell is kept."""
-    return CELLS / f"{cell.level}-{cell.form}.json"
+def cells() -> list[Cell]:
+    """Return all cells."""
+    return [Cell(name, form) for name in LEVELS for form in FORMS]
 
 
 def timed(work: Callable[[], Made]) -> tuple[Made, float]:
@@ -159,13 +151,10 @@ def measure(cell: Cell) -> dict[str, Any]:
     return cell._asdict() | about | {"rows": rows, "budgets": budgets}
 
 
-def main() -> None:
-    cells = [Cell(name, form) for name in LEVELS for form in FORMS]
-    if run_cells(sys.argv[1:], cells, file_of, measure):
-        there = [cell for cell in cells if file_of(cell).exists()]
-        missing = [" ".join(cell.words) for cell in cells if cell not in there]
-        write_json(RESULT, {"missing": missing, "cells": [read_json(file_of(cell)) for cell in there]})
+def summary() -> dict[str, Any]:
+    """Return what the finished cells found."""
+    return {"cells": [found for cell in cells() if (found := KEPT.get(cell))]}
 
 
 if __name__ == "__main__":
-    main()
+    run_study("scenes", sys.argv[1:], cells, measure, summary)

@@ -1,29 +1,154 @@
-"""Finished cells of a bench whose result is one file: kept beside it until the last one is there.
+"""The cells of a study: measured one by one, each kept once it is finished, so that a study can be stopped.
 
-A bench that was stopped goes on after its last finished cell; one that was done measures all anew. Where
-cells take long, in ``bench.training.links``, ``plan``, ``quality`` and ``state``, each has a file, for good.
+A study of many cells keeps them for good, in one file with a line for each (``Kept``); ``run_study`` measures
+what is missing. A bench that writes one table keeps cells only until that is there (``Cells``): done, it
+measures all anew.
 """
 
 from __future__ import annotations
 
+import fcntl
 import json
+import math
+import os
 import subprocess
+import sys
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol, TypeVar
+from statistics import fmean, stdev
+from typing import Any, TypeVar
 
 import torch
 
 from thinwire.codecs.kernels import native as codec_passes
+from thinwire.replacing import replacing
 from thinwire.runs.machine.processor import environment
-from thinwire.runs.records.writer import finite, write_json
+from thinwire.runs.records.writer import finite, read_json, write_json
 from thinwire.state import native as state_passes
+from thinwire.types import MeasurementError
 
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results"
+# Student's t that leaves out 2.5 % at each end, for so many values.
+QUANTILES = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 16: 2.131}
+NAMED = ("seed", "rate", "round")  # numbers that would not say what they are
+Cell = TypeVar("Cell", bound=tuple[Any, ...])
+
+
+def words_of(cell: tuple[Any, ...]) -> tuple[str, ...]:
+    """Return the words that choose a cell: its values as text, without what is empty.
+
+    >>> from collections import namedtuple
+    >>> words_of(namedtuple("Cell", "way seed")("ours", 0)), words_of(("coding", 1e-6, ""))
+    (('ours', 'seed=0'), ('coding', '1e-06'))
+    """
+    found = list[str]()
+    for name, value in zip(getattr(cell, "_fields", [""] * len(cell)), cell, strict=True):
+        for x in value if isinstance(value, tuple) else (value,):
+            if x not in ("", None):
+                text = f"{x:g}" if isinstance(x, float) else str(x)
+                found.append(f"{name}={text}" if name in NAMED else text)
+    return tuple(found)
+
+
+class Kept:
+    """The finished cells of a study, in ``bench/results/cells``: by their words, each on a line of its own.
+
+    Several processes may write; each line says when, where and by which code it was made.
+    """
+
+    def __init__(self, study: str) -> None:
+        self.file = RESULTS / "cells" / f"{study}.json"
+        self._read: tuple[int, dict[str, Any]] = (0, {})
+
+    def all(self) -> dict[str, Any]:
+        """Return all cells by name, in the order of names."""
+        changed = self.file.stat().st_mtime_ns if self.file.exists() else 0
+        if changed != self._read[0]:
+            self._read = changed, read_json(self.file)
+        return self._read[1] if changed else {}
+
+    def get(self, *cell: Any) -> Any:
+        """Return a cell, given whole or by its values; None where it is not finished."""
+        return self.all().get(" ".join(words_of(cell[0] if isinstance(cell[0], tuple) else cell)))
+
+    def keep(self, cell: tuple[Any, ...], found: dict[str, Any] | None) -> None:
+        """Write a finished cell, or drop one."""
+        self.file.parent.mkdir(parents=True, exist_ok=True)
+        name = " ".join(words_of(cell))
+        with _locked(self.file.parent):
+            known = {k: v for k, v in self.all().items() if k != name}
+            if found is not None:
+                known[name] = finite(found | {"made": made_by()})
+            write = json.JSONEncoder(separators=(",", ":")).encode
+            lines = ",\n".join(f"{write(k)}: {write(v)}" for k, v in sorted(known.items()))
+            with replacing(self.file) as temporary:
+                temporary.write_text(f"{{\n{lines}\n}}\n", "utf-8")
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def run_study(
+    study: str,
+    words: Sequence[str],
+    cells: Callable[[], Iterable[Cell]],
+    measure: Callable[[Cell], dict[str, Any]],
+    summary: Callable[[], dict[str, Any]],
+    attempts: int = 1,
+    result: str = "",
+) -> None:
+    """Measure the missing cells whose words hold all of ``words``, and write the study's summary.
+
+    With ``--list`` among the words it prints their names alone. ``result`` names the summary's file, if not
+    the study does. What could not be measured, after so many
+    ``attempts``, is named at the end: ``SystemExit``.
+    """
+    kept, wanted, left = Kept(study), set(words) - {"--list"}, []
+    if unknown := wanted - {word for cell in cells() for word in words_of(cell)}:
+        raise SystemExit(f"no cell has {', '.join(sorted(unknown))} in its name")
+    for cell in (c for c in cells() if wanted <= set(words_of(c))):
+        name = " ".join(words_of(cell))
+        if "--list" not in words and kept.get(cell) is None:
+            try:
+                kept.keep(cell, retried(name, partial(measure, cell), attempts))
+            except MeasurementError as e:
+                left.append(f"{name}: {e}")
+        print(name, flush=True)
+    if "--list" not in words:
+        write_json(RESULTS / f"{result or study}.json", {"missing": missing(study, cells())} | summary())
+    if left:
+        raise SystemExit(f"not measured: {'; '.join(left)}")
+
+
+def retried(name: str, measure: Callable[[], dict[str, Any]], attempts: int) -> dict[str, Any]:
+    """Return what is measured, tried again where it does not count. Errors: the last attempt's."""
+    for attempt in range(1, attempts + 1):
+        print(name, "..." if attempt == 1 else f"attempt {attempt} ...", file=sys.stderr, flush=True)
+        try:
+            return measure()
+        except MeasurementError as e:
+            if attempt == attempts:
+                raise
+            print(e, file=sys.stderr, flush=True)
+    raise ValueError("no attempt was asked for")
+
+
+def missing(study: str, cells: Iterable[tuple[Any, ...]]) -> list[str]:
+    """Return the names of the cells that are not finished."""
+    known = Kept(study).all()
+    return [name for cell in cells if (name := " ".join(words_of(cell))) not in known]
 
 
 class Cells:
@@ -38,7 +163,7 @@ class Cells:
         self._result = result
         self._file = result.with_name(f".{result.stem}.cells.json")
         self._settings = json.loads(json.dumps({**settings, "made_by": _machine()}))
-        known = json.loads(self._file.read_text("utf-8")) if self._file.exists() else {}
+        known = read_json(self._file) if self._file.exists() else {}
         self._found: dict[str, Any] = known["cells"] if known.get("settings") == self._settings else {}
 
     def of(self, name: str, measure: Callable[[], Any]) -> Any:
@@ -52,11 +177,6 @@ class Cells:
         """Write the result, and forget its cells."""
         write_json(self._result, result)
         self._file.unlink(missing_ok=True)
-
-
-def keep(file: Path, found: dict[str, Any]) -> None:
-    """Write a finished cell that has a file of its own: what was found, and ``made_by``."""
-    write_json(file, found | {"made": made_by()})
 
 
 def made_by() -> dict[str, Any]:
@@ -100,38 +220,13 @@ def _machine() -> dict[str, Any]:
     return environment("bf16", torch.get_num_threads()) | {"compiled": compiled}
 
 
-def check_words(wanted: list[str], known: Iterable[Iterable[str]]) -> None:
-    """End with a sentence where a wanted word is in no name of a cell: else nothing would be measured."""
-    if unknown := set(wanted) - {word for cell in known for word in cell}:
-        raise SystemExit(f"no cell has {', '.join(sorted(unknown))} in its name")
+def interval(values: Sequence[float]) -> list[float]:
+    """Return the mean, and how far the 95 % interval by Student's t goes to either side; of one, the mean.
 
-
-class Named(Protocol):
-    """A cell, by the words that choose it."""
-
-    @property
-    def words(self) -> tuple[str, ...]: ...
-
-
-Cell = TypeVar("Cell", bound=Named)
-
-
-def run_cells(
-    words: list[str],
-    cells: Sequence[Cell],
-    file_of: Callable[[Cell], Path],
-    measure: Callable[[Cell], dict[str, Any]],
-) -> bool:
-    """Measure the cells whose names hold all ``words``, each into its file, unless that is there.
-
-    With ``--list`` among the words it prints their names alone; return whether it measured.
+    >>> [round(x, 3) for x in interval([1.0, 2.0, 3.0])]
+    [2.0, 2.484]
     """
-    listed, words = "--list" in words, [word for word in words if word != "--list"]
-    check_words(words, [cell.words for cell in cells])
-    for cell in cells:
-        if all(word in cell.words for word in words):
-            if not listed and not file_of(cell).exists():
-                file_of(cell).parent.mkdir(parents=True, exist_ok=True)
-                keep(file_of(cell), measure(cell))
-            print(*cell.words, "" if listed else "done", flush=True)
-    return not listed
+    many = len(values)
+    if many < 2:
+        return [fmean(values)]
+    return [fmean(values), QUANTILES[many] * stdev(values) / math.sqrt(many)]

@@ -10,7 +10,7 @@ from typing import Any
 
 import matplotlib
 
-from bench.study.cells import RESULTS
+from bench.study.cells import RESULTS, Kept
 from thinwire.runs.records.runs import Run
 from thinwire.runs.report.drawing import smooth
 from thinwire.uses.kinds import read_record
@@ -19,13 +19,12 @@ from thinwire.uses.training.run.record import reaching
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
 
-AGES = (  # cells of bench.following.costs: at the pace of training, and ten times what the link carries
-    "state/age-10mbit-1e-06-stride-1-trained-bbr.json",
-    "state/age-10mbit-1e-05-stride-1-trained-bbr.json",
-    "state/age-10mbit-5e-05-stride-1-10x-cubic.json",
+AGES = (  # cells of ``following.costs``: at the pace of training, and ten times what the link carries
+    ("age", "10mbit", "1e-06", "stride-1", "trained", "bbr"),
+    ("age", "10mbit", "1e-05", "stride-1", "trained", "bbr"),
+    ("age", "10mbit", "5e-05", "stride-1", "10x", "cubic"),
 )
 SOONER = ("reached.json", "followed.json", "federated.json", "links.json", "pictures.json")
-AUTO = "links/whole-gpt2-lab-drop-auto.json"
 COLOURS = ("#6b7280", "#d97706", "#2563eb", "#059669", "#7c3aed", "#db2777", "#0891b2", "#65a30d",
            "#7f1d1d", "#1e3a8a", "#111827")  # fmt: skip
 
@@ -37,10 +36,10 @@ def draw_all(folder: Path) -> None:
         {"svg.hashsalt": "thinwire", "font.size": 10, "axes.spines.top": False, "axes.spines.right": False}
     )
     figures = (
-        ("student", draw_student, ("student.json",)),
+        ("student", draw_student, ("cells/student.json", "deltas.json")),
         ("quality", draw_quality, ("quality.json",)),
-        ("auto", draw_auto, (AUTO,)),
-        ("state-age", draw_ages, AGES),
+        ("auto", draw_auto, ("cells/links.json",)),
+        ("state-age", draw_ages, ("cells/state.json",)),
         ("sooner", draw_sooner, SOONER),
     )
     for name, draw, source in figures:
@@ -109,8 +108,7 @@ def _sooner() -> Iterator[tuple[str, str, str, float]]:
 def draw_student() -> Any:
     """Loss against steps and against bytes, and the energy of each delta."""
     figure, (left, middle, right) = plt.subplots(1, 3, figsize=(12, 3.4))
-    files = sorted((RESULTS / "student").glob("*.json"))
-    runs = [r for r in (_json(f"student/{f.name}") for f in files) if "loss" in r]
+    runs = [r for r in Kept("student").all().values() if "loss" in r]
     for colour, r in zip(cycle(COLOURS), runs, strict=False):
         loss = smooth(r["loss"]["train"], 10)
         steps = len(loss)
@@ -147,7 +145,7 @@ def draw_quality() -> Any:
 
 def draw_auto() -> Any:
     """What ``auto`` saw and did while a link fell from 500 to 20 Mbit/s and rose again."""
-    steps = _json(AUTO)["steps"]
+    steps = Kept("links").get("whole", "gpt2-lab", "drop", "auto")["steps"]
     times = list(accumulate(s["seconds"] for s in steps))
     figure, (rate, bits, waiting) = plt.subplots(3, 1, figsize=(8, 6), sharex=True)
     for style, (source, way) in zip(("-", "--"), ((0, "forward"), (1, "backward")), strict=True):
@@ -176,7 +174,7 @@ def draw_ages() -> Any:
     """Age of what a follower holds against time: it grows until the next version is there."""
     figure, all_axes = plt.subplots(1, len(AGES), figsize=(12, 3.2))
     for axes, source in zip(all_axes, AGES, strict=True):
-        found = _json(source)
+        found = Kept("state").get(source)
         rows = found["rows"]
         began = rows[0]["at"]
         times, ages = [], []

@@ -1,7 +1,7 @@
 """What each recipe makes of each link: SmolLM2-135M and gpt2-lab across kernel TCP in network namespaces.
 
-Run ``python -m bench.training.links`` (``make bench-links``); given names of links or models, their cells
-alone. Three kinds of cells, each kept when finished, so it goes on where it was stopped:
+``python -m bench.training.links`` (``make bench-links``); given names of links, models, recipes or kinds, the
+cells that have them all. Three kinds of cells, each kept when finished, so it goes on where it was stopped:
 
 - timing: one session a model and link, in which all recipes whose losses do not depend on the link take
   turns on one model in memory: a batch's first visit, then two more, after one of another batch that does
@@ -11,32 +11,42 @@ alone. Three kinds of cells, each kept when finished, so it goes on where it was
 - whole: end-to-end runs over the emulated link: ``auto`` everywhere, every recipe on the trace, and some
   cells of the matrix that check the product of the other two kinds.
 
-Records: ``bench/results/links/``; the summary: ``bench/results/links.json``
-(``bench.training.links_summary``).
+``links_summary`` makes ``bench/results/links.json`` of them.
 """
 
 from __future__ import annotations
 
-import json
-import os
-import secrets
+import contextlib
+import dataclasses
 import sys
 import tempfile
-from collections.abc import Callable, Iterable, Iterator
-from functools import partial
-from pathlib import Path
+import time
+from collections.abc import Iterator
 from typing import Any
 
-from bench.study.cells import RESULTS, check_words, keep
-from bench.study.runs import trained
-from thinwire.links.profile import profiles
-from thinwire.runs.emulator import lift
-from thinwire.runs.emulator.session import Emulation
-from thinwire.runs.records.runs import slug
-from thinwire.runs.records.schema import upgraded_unit
-from thinwire.types import MeasurementError
+import torch
+from torch import Tensor
 
-CELLS = RESULTS / "links"
+from bench.study.cells import Kept, run_study
+from bench.study.runs import trained
+from thinwire.runs.emulator.lift import lifted
+from thinwire.runs.machine.heap import keep_freed
+from thinwire.runs.machine.processor import pick_threads
+from thinwire.runs.ranks.linkwatch import LinkWatch
+from thinwire.runs.ranks.places import place_of
+from thinwire.runs.ranks.supervise import Workers
+from thinwire.runs.ranks.telemetry import Telemetry
+from thinwire.runs.ranks.worker import say
+from thinwire.runs.ranks.world import World
+from thinwire.types import MeasurementError
+from thinwire.uses.training.pipeline.recipes import parse_recipe
+from thinwire.uses.training.run.config import TrainConfig
+from thinwire.uses.training.run.job import Job, prepare
+from thinwire.uses.training.run.setup import build_parts, joined
+from thinwire.uses.training.run.step_report import StepReport
+from thinwire.uses.training.run.stepper import Stepper
+
+KEPT = Kept("links")
 LINKS = {
     "unlimited": "none",
     "1gbit": "1gbit",
@@ -46,6 +56,8 @@ LINKS = {
     "1.4+30": "1.4mbit,30ms",
     "trace": "trace:lte",
 }
+TRACES = ("campus-busy", "home-uplink", "satellite")  # of rounds alone
+PLACES = LINKS | {"8+5": "8mbit,5ms"} | {name: f"trace:{name}" for name in TRACES}
 CHANGE = "drop"  # 500 Mbit/s, 20, and 500 again: does auto follow?
 FIXED = ("fp32", "bf16", "direct:bits=4", "aqsgd:fw=4,bw=8", "aqsgd:fw=3,bw=6", "tahquant", "thinwire")
 AUTO = "auto"
@@ -68,40 +80,13 @@ VERIFIED = (
 )
 SESSION = 1800.0  # seconds that a timing session may take
 ATTEMPTS = 3  # at a measurement that came out late
+LIFTED = "fp32, shape off"
+AGAIN = 2  # visits of a batch after its first
+Cell = tuple[str, str, str, str]  # kind, model, link and recipe
 
 
-def timing(model: str, link: str) -> None:
-    """Run the timing session of a model and link."""
-    job = JOBS[model] | COMMON | {"steps": 8, "epochs": 1, "eval_samples": 0}
-    with tempfile.TemporaryDirectory() as folder, Emulation(profiles([LINKS[link]], 2)) as net:
-        net.check()
-        out = Path(folder) / "steps.json"
-        token = secrets.token_hex(16)
-        ranks = []
-        for rank in range(2):
-            own = job | {"emulate": True, "link": LINKS[link], "host": net.address(rank), "out": folder}
-            order = {"job": own, "recipes": FIXED, "turns": TURNS, "out": str(out)}
-            place = {"LOCAL_WORLD_SIZE": "2", "GLOO_SOCKET_IFNAME": "lo", "THINWIRE_TOKEN": token}
-            place["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # torch warns that these addresses have no names
-            env = os.environ | net.environment(rank) | place | {"THINWIRE_BENCH": json.dumps(order)}
-            ranks.append(lift.start(net, rank, [sys.executable, "-m", "bench.training.links_worker"], env))
-        codes = [p.wait(SESSION) for p in ranks]
-        if any(codes):
-            raise SystemExit(f"timing {model} over {link}: a rank ended with {codes}")
-        rows = json.loads(out.read_text())
-        net.verdict()
-        keep(cell_file("timing", model, link), {"job": job, "network": net.describe(), "steps": rows})
-
-
-def run(kind: str, model: str, place: str, recipe: str, **options: Any) -> None:
-    """Run one recipe from the first step to the last; keep its record and its steps under ``place``."""
-    record, lines = trained(JOBS[model] | COMMON | {"recipe": recipe} | options, "runs/links")
-    steps = [vars(m) | {"links": [vars(k) for k in m.links or ()]} for m in lines]
-    keep(cell_file(kind, model, place, recipe), {"record": record.to_dict(), "steps": steps})
-
-
-def cells() -> Iterator[tuple[str, str, str, str]]:
-    """Yield kind, model, link and recipe of every cell, the quick ones first."""
+def cells() -> Iterator[Cell]:
+    """Yield every cell, the quick ones first."""
     for model in JOBS:
         for link in LINKS:
             if link != "trace":
@@ -120,66 +105,135 @@ def cells() -> Iterator[tuple[str, str, str, str]]:
             yield "whole", model, link, recipe
 
 
-def cell_file(kind: str, model: str, link: str, recipe: str = "") -> Path:
-    """Return where a cell is kept."""
-    return CELLS / f"{kind}-{model}-{link}{'-' + slug(recipe) if recipe else ''}.json"
+def measure(cell: Cell) -> dict[str, Any]:
+    """Run one cell. Errors: ``MeasurementError`` where the machine was too busy for it."""
+    kind, model, link, recipe = cell
+    if kind == "timing":
+        return timing(model, link)
+    emulated = {"emulate": True, "link": LINKS.get(link, f"trace:{link}"), "eval_samples": 32}
+    if kind == "training":
+        emulated = {"eval_samples": 32, "eval_every": JOBS[model]["steps"] // 6}
+    elif link == CHANGE:
+        emulated |= {"steps": 330, "eval_samples": 0}
+    record, lines = trained(JOBS[model] | COMMON | {"recipe": recipe} | emulated, "runs/links")
+    steps = [vars(m) | {"links": [vars(k) for k in m.links or ()]} for m in lines]
+    return {"record": record.to_dict(), "steps": steps}
 
 
-def read(*cell: str) -> Any:
-    """Return a finished cell, or None."""
-    file = cell_file(*cell)
-    return json.loads(file.read_text()) if file.exists() else None
+def timing(model: str, link: str) -> dict[str, Any]:
+    """Run the timing session of a model and link."""
+    job = JOBS[model] | COMMON | {"steps": 8, "epochs": 1, "eval_samples": 0}
+    with tempfile.TemporaryDirectory() as out:
+        config = TrainConfig(**job, emulate=True, link=LINKS[link], out=out)
+        with place_of(config) as place, Workers(place, "bench.training.links:rank") as ranks:
+            for _ in range(config.ranks):
+                ranks.start(config)
+            steps = ranks.until("timed", 0, SESSION)["steps"]
+            ranks.wait()
+            network = place.describe()
+    if not network["valid"]:
+        raise MeasurementError("the machine was too busy to keep time")
+    return {"job": job, "network": network, "steps": steps}
+
+
+def rank(config: TrainConfig) -> None:
+    """Run one rank of a timing session; the first says the steps."""
+    keep_freed()
+    torch.set_num_threads(pick_threads(config))
+    job = prepare(config)
+    with joined(job) as world:
+        session = Session(job, world, list(FIXED))
+        session.warm_up()
+        rows = [row for number in range(TURNS) for row in session.turn(number)]
+        if not world.rank:
+            say("timed", steps=rows)
+
+
+class Session:
+    """The steppers of one rank, sharing modules and optimiser: every recipe in turns, one model in memory.
+
+    A visit is timed on rank 0, from one step's end to the next's; ``LIFTED`` runs uncompressed with the shape
+    off, in the same turns, which makes the session's own yardstick.
+    """
+
+    def __init__(self, job: Job, world: World, recipes: list[str]) -> None:
+        self.world, self.telemetry = world, Telemetry(world, job.config.deadline)
+        self.links = LinkWatch(world)
+        parts = build_parts(job, world)
+        self.steppers: dict[str, Stepper] = {}
+        optimiser = None
+        for name in [*recipes, LIFTED]:
+            recipe = parse_recipe("fp32" if name == LIFTED else name)
+            stepper = Stepper(dataclasses.replace(job, recipe=recipe), world, parts, optimiser)
+            self.steppers[name], optimiser = stepper, stepper.optimiser
+        self.batches = list(job.batches)
+
+    def warm_up(self) -> None:
+        """Let every recipe take a step that does not count: modules, codecs and links get ready."""
+        with lifted():
+            for stepper in self.steppers.values():
+                self._steps(stepper, self.batches[-1], 1)
+        self._begin_anew()
+
+    def _begin_anew(self) -> None:
+        """Let TCP forget the link without its shape."""
+        self.telemetry.agree(b"T", 0, "the end of a turn")
+        self.telemetry.redial()
+
+    def turn(self, number: int) -> list[dict[str, Any]]:
+        """Let every recipe visit a batch that is new to it, then the same batch again; return its steps.
+
+        Before these it visits another new batch, which does not count.
+        """
+        rows = []
+        for name, stepper in self.steppers.items():
+            off = name == LIFTED
+            with lifted() if off else contextlib.nullcontext():
+                self.telemetry.agree(b"T", 0, "the start of a turn")
+                if not off:  # TCP's window is then as the recipe's own first visits leave it
+                    self._steps(stepper, self.batches[-2 - number], 1)
+                found = self._steps(stepper, self.batches[number], 1 + AGAIN)
+            rows += [{"recipe": name, "visit": visit} | step for visit, step in enumerate(found)]
+            if off:
+                self._begin_anew()
+        return rows
+
+    def _steps(self, stepper: Stepper, ids: Tensor, n: int) -> list[dict[str, Any]]:
+        """Take ``n`` steps on the same batch; on rank 0 return them. Others' reports are read at the end."""
+        own, seconds = [], []
+        for _ in range(n):
+            self.links.start_step()
+            start = time.perf_counter()
+            report = stepper.step(1, ids, ids[:0])
+            seconds.append(time.perf_counter() - start)
+            report.links = self.links.end_step()
+            report.send(self.telemetry)
+            own.append(report)
+        if self.world.rank:
+            return []
+        reports = [report.of_all(self.telemetry) for report in own]
+        return [{"seconds": s} | _summed(r) for s, r in zip(seconds, reports, strict=True)]
+
+
+def _summed(reports: list[StepReport]) -> dict[str, Any]:
+    links = [link for r in reports for link in r.links]
+    return {
+        "bytes": sum(sum(r.bytes.values()) for r in reports),
+        "values": sum(sum(r.values.values()) for r in reports),
+        "wire_bytes": sum(link["wire_bytes"] or 0 for link in links),
+        "retransmitted_bytes": sum(link["retransmitted_bytes"] or 0 for link in links),
+        "ranks": [
+            {n: getattr(r, n) for n in ("compute_s", "encode_s", "decode_s", "wait_s")} for r in reports
+        ],
+    }
 
 
 def sent(found: dict[str, Any]) -> int:
     """Return the bytes of all steps of a run, both directions, evaluations left out."""
-    return sum(sum(upgraded_unit(s)["bytes"].values()) for s in found["steps"])
-
-
-def measure(kind: str, model: str, link: str, recipe: str) -> None:
-    """Run one cell; ``MeasurementError`` where the machine was too busy for it."""
-    if kind == "timing":
-        timing(model, link)
-    elif kind == "training":
-        evaluate = {"eval_samples": 32, "eval_every": JOBS[model]["steps"] // 6}
-        run(kind, model, link, recipe, **evaluate)
-    elif link == CHANGE:
-        run(kind, model, link, recipe, emulate=True, link=f"trace:{CHANGE}", steps=330, eval_samples=0)
-    else:
-        run(kind, model, link, recipe, emulate=True, link=LINKS[link], eval_samples=32)
-
-
-def retried(name: str, work: Callable[[], None]) -> str | None:
-    """Do ``work``, again where what it measured does not count; return why not, if so in the end."""
-    why = None
-    for attempt in range(1, ATTEMPTS + 1):
-        print(name, "..." if attempt == 1 else f"attempt {attempt} ...", file=sys.stderr, flush=True)
-        try:
-            work()
-            return None
-        except MeasurementError as e:
-            why = str(e)
-            print(why, file=sys.stderr, flush=True)
-    return why
-
-
-def make_missing(runs: Iterable[tuple[str, Path, Callable[[], None]]]) -> None:
-    """Make what has no file yet: names, files, and the work; in the end name what could not be measured."""
-    tried = ((name, retried(name, work)) for name, file, work in runs if not file.exists())
-    left = [f"{name}: {why}" for name, why in tried if why]
-    if left:
-        raise SystemExit("not measured: " + "; ".join(left))
-
-
-def main(wanted: list[str]) -> None:
-    """Run what is missing of the cells that ``wanted`` names; all, if it names none."""
-    check_words(wanted, cells())
-    make_missing(
-        (" ".join(cell), cell_file(*cell), partial(measure, *cell))
-        for cell in cells()
-        if not wanted or set(wanted) & set(cell)
-    )
+    return sum(sum(s["bytes"].values()) for s in found["steps"])
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    from bench.training.links_summary import summary
+
+    run_study("links", sys.argv[1:], cells, measure, summary, ATTEMPTS)

@@ -1,45 +1,26 @@
-"""The table of ``links``: what each recipe makes of each link, from the finished cells.
+"""The matrix of ``links``: what each recipe makes of each link, from the finished cells.
 
-``python -m bench.training.links_summary`` writes ``bench/results/links.json``. All times of a session are
-against C, the median step of uncompressed turns with the shape off in the same session; those of end-to-end
-runs are against the median step of uncompressed fp32, run end to end over the unshaped network. So two runs
-are compared by the shares of C that they keep. The loss fixed beforehand is fp32's held-out loss after three
-passes, within 0.5 %: the time to it is that of three passes, and exists only where a recipe ends there. Bytes
-are those of whole runs: of the training, where a cell is a product. The goals are held against runs from end
-to end where there are some: those made in rounds (``bench.training.rounds``), else those of ``VERIFIED``.
+All times of a session are against C, the median step of uncompressed turns with the shape off in the same
+session; those of end-to-end runs are against the median step of uncompressed fp32, run end to end over the
+unshaped network. So two runs are compared by the shares of C that they keep. The loss fixed beforehand is
+fp32's held-out loss after three passes, within 0.5 %: the time to it is that of three passes, and exists only
+where a recipe ends there. Bytes are those of whole runs: of the training, where a cell is a product. Goals
+are held against runs from end to end: those made in ``rounds`` where there are some, else ``VERIFIED``.
 """
 
 from __future__ import annotations
 
-import json
 import statistics
 from datetime import datetime
 from typing import Any
 
-from bench.study.cells import makers
-from bench.training import rounds, rounds_summary
-from bench.training.bounds import bound, is_same, line_seconds, of_bound
-from bench.training.links import (
-    AUTO,
-    CELLS,
-    COMMON,
-    FIXED,
-    JOBS,
-    LINKS,
-    RESULTS,
-    VERIFIED,
-    cell_file,
-    cells,
-    read,
-    sent,
-)
-from bench.training.links_worker import LIFTED
-from bench.training.predict import measured_seconds, predict_run
+from bench.study.cells import makers, missing
+from bench.training import rounds
+from bench.training.links import AUTO, COMMON, FIXED, JOBS, KEPT, LIFTED, LINKS, VERIFIED, cells, sent
+from bench.training.predict import bound, is_same, line_seconds, measured_seconds, of_bound, predict_run
 from thinwire.links.profile import Profile
 from thinwire.runs.records.build import build
 from thinwire.runs.records.runs import Run
-from thinwire.runs.records.schema import upgraded_unit
-from thinwire.runs.records.writer import write_json
 from thinwire.uses.training.run.record.schema import StepMetrics, TrainRecord
 
 SLOW = 0.15  # fp32 keeps at most so much of its speed: the cells the goals are about
@@ -63,7 +44,7 @@ def median(steps: list[Row], recipe: str, first: bool) -> Row:
 
 def session(model: str, link: str) -> Row | None:
     """Return one session's figures: C and each recipe's first and later visits."""
-    found = read("timing", model, link)
+    found = KEPT.get("timing", model, link)
     if found is None:
         return None
     steps = found["steps"]
@@ -79,7 +60,7 @@ def fixed_row(model: str, link: str, recipe: str, found: Row) -> Row | None:
     Bytes and losses are the training's: in a session a revisit follows the first visit by a step, so the
     change since then, and with it a delta, is smaller than in a run.
     """
-    training = read("training", model, "none", recipe)
+    training = KEPT.get("training", model, "none", recipe)
     if training is None:
         return None
     c, visits = found["c"], found["recipes"][recipe]
@@ -107,7 +88,7 @@ def fixed_row(model: str, link: str, recipe: str, found: Row) -> Row | None:
 
 def whole_row(model: str, link: str, recipe: str) -> Row | None:
     """Return one cell that was run from the first step to the last."""
-    found = read("whole", model, link, recipe)
+    found = KEPT.get("whole", model, link, recipe)
     c = free_step(model, found["record"]["started"]) if found else None
     if found is None or c is None:
         return None
@@ -144,7 +125,7 @@ def _ends(link: str, c: float, nbytes: float) -> Row:
 
 
 def _same(model: str, final: float) -> Row:
-    base = read("training", model, "none", "fp32")
+    base = KEPT.get("training", model, "none", "fp32")
     if base is None:
         return {"same_loss": None}
     return {"same_loss": is_same(final, base["record"]["loss"]["eval_final"])}
@@ -152,8 +133,7 @@ def _same(model: str, final: float) -> Row:
 
 def free_runs(model: str) -> list[Any]:
     """Return the end-to-end runs of fp32 over the unshaped network."""
-    known = cell_file("whole", model, "unlimited", "fp32")
-    return [json.loads(file.read_text()) for file in sorted(known.parent.glob(f"{known.stem}*.json"))]
+    return [found for name, found in KEPT.all().items() if name.startswith(f"whole {model} unlimited fp32")]
 
 
 def free_step(model: str, started: str) -> float | None:
@@ -180,7 +160,7 @@ def matrix() -> list[Row]:
             else:
                 rows += filter(None, (whole_row(model, link, recipe) for recipe in FIXED))
             rows += filter(None, [whole_row(model, link, AUTO)])
-    made = rounds_summary.shares()
+    made = rounds.shares()
     for row in rows:
         if row["model"] == rounds.MODEL and (row["link"], row["recipe"]) in made:
             row["share_in_rounds"] = made[row["link"], row["recipe"]]
@@ -213,10 +193,10 @@ def predictions() -> list[Row]:
     """Return each end-to-end run over a link of one rate: its step as replayed, over its step as measured."""
     out = []
     for kind, model, link, recipe in cells():
-        found = read(kind, model, link, recipe) if kind == "whole" else None
+        found = KEPT.get(kind, model, link, recipe) if kind == "whole" else None
         if found and Profile.parse(LINKS.get(link, f"trace:{link}")).trace is None:
             where = f"a step of {model} over {link}"
-            steps = [build(StepMetrics, upgraded_unit(s), where) for s in found["steps"]]
+            steps = [build(StepMetrics, s, where) for s in found["steps"]]
             run = Run(recipe, TrainRecord.from_dict(found["record"]), steps)
             pair = {"measured": measured_seconds(run), "predicted": predict_run(run)}
             out.append({"model": model, "link": link, "recipe": recipe} | pair)
@@ -242,8 +222,8 @@ def goals(rows: list[Row]) -> list[Row]:
         names = {"of_bound": "share", "of_bound_first": "share_first", "of_bound_step_one": "share_step_one"}
         shares |= {of: of_bound(shares[name], shares["bound"]) for of, name in names.items()}
         more = {"single": versus, "faster_than": versus, "same_loss": auto["same_loss"]}
-        out.append(place | {"fp32_keeps": fp32} | shares | more | rounds_summary.of_link(**place))
-    return [*out, *rounds_summary.elsewhere_goals(), *rounds_summary.deep_goals()]
+        out.append(place | {"fp32_keeps": fp32} | shares | more | rounds.of_link(**place))
+    return [*out, *rounds.elsewhere_goals(), *rounds.deep_goals()]
 
 
 def verdicts(goals: list[Row]) -> list[Row]:
@@ -301,22 +281,20 @@ def relay_share() -> list[float]:
     """Return the least and the largest share of a core that the relay took in a cell."""
     found = []
     for cell in cells():
-        kept = read(*cell)
+        kept = KEPT.get(cell)
         network = kept and (kept.get("network") or kept["record"]["link"]["emulator"])
         found += [network["cpu_share"]] if network else []
     return [min(found), max(found)] if found else []
 
 
-def main() -> None:
-    """Write the summary of the cells that are finished."""
+def summary() -> Row:
+    """Return what the finished cells say."""
     rows = matrix()
     held = goals(rows)
-    environment = next(
-        (json.loads(f.read_text())["record"]["environment"] for f in sorted(CELLS.glob("training-*"))), {}
-    )
-    summary = {
-        "environment": environment,
-        "made_by": makers(kept for cell in cells() if (kept := read(*cell))),
+    first = next((found for name, found in KEPT.all().items() if name.startswith("training")), None)
+    return {
+        "environment": first["record"]["environment"] if first else {},
+        "made_by": makers(kept for cell in cells() if (kept := KEPT.get(cell))),
         "links": LINKS,
         "jobs": JOBS,
         "rows": rows,
@@ -324,13 +302,7 @@ def main() -> None:
         "predictions": predictions(),
         "goals": held,
         "verdicts": verdicts(held),
-        "rounds": rounds_summary.all_rows(),
+        "rounds": rounds.all_rows(),
         "relay_share": relay_share(),
-        "missing": [" ".join(filter(None, cell)) for cell in cells() if not cell_file(*cell).exists()]
-        + rounds.missing(),
+        "missing": missing("links", cells()) + rounds.unmade(),
     }
-    write_json(RESULTS / "links.json", summary)
-
-
-if __name__ == "__main__":
-    main()

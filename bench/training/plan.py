@@ -6,9 +6,9 @@ output and the links as text, the planner foretells the step of each recipe with
 the runs. Then each recipe runs over each link, emulated below the kernel's TCP, all on the first pass over
 the samples.
 
-Cells are kept in ``bench/results/plan/`` when finished, so it goes on where it was stopped. The summary,
-``bench/results/plan.json``, has the replay of each run from its own compute and bytes too (``lab.predict``):
-where that is right and the plan is not, compute or bits were foretold wrong; else the model of the link.
+It goes on where it was stopped. ``bench/results/plan.json`` has the replay of each run from its own compute
+and bytes too (``predict``): where that is right and the plan is not, compute or bits were foretold wrong;
+else the model of the link.
 """
 
 from __future__ import annotations
@@ -18,18 +18,15 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-from bench.study.cells import keep, makers
+from bench.study.cells import Kept, makers, run_study
+from bench.training.links import ATTEMPTS
 from bench.training.links import LINKS as ALL_LINKS
-from bench.training.links import RESULTS, retried
 from bench.training.predict import FIRST, measured_seconds, predict_run
 from thinwire.runs.machine.processor import environment
-from thinwire.runs.records.runs import slug
-from thinwire.runs.records.writer import write_json
 from thinwire.uses.kinds import load_runs
 from thinwire.uses.training.pipeline.choosing.plan import WORTH, Proposal
 from thinwire.uses.training.planning.machines_file import MachinesFile, Measured, read_machines
@@ -38,7 +35,7 @@ from thinwire.uses.training.run.config import TrainConfig
 from thinwire.uses.training.run.job import prepare
 from thinwire.uses.training.run.launch import launch
 
-CELLS = RESULTS / "plan"
+KEPT = Kept("plan")
 THREADS = 1  # of a rank: a core each
 LINKS = {name: ALL_LINKS[name] for name in ("unlimited", "100+50", "10+30", "1.4+30")}
 JOBS: dict[str, dict[str, Any]] = {
@@ -59,8 +56,13 @@ def job(model: str, **more: Any) -> TrainConfig:
     return TrainConfig(**(JOBS[model] | COMMON | {"epochs": 1} | more))
 
 
-def measure(model: str) -> None:
-    """Keep what ``thinwire plan --measure`` prints for each of two machines, measured at once."""
+def measure(cell: tuple[str, ...]) -> Row:
+    """Measure a model alone, or one run of it."""
+    return run(*cell) if len(cell) > 1 else measured(*cell)
+
+
+def measured(model: str) -> Row:
+    """Return what ``thinwire plan --measure`` prints for each of two machines, measured at once."""
     wanted = {k: v for k, v in (JOBS[model] | COMMON).items() if k not in ("steps", "schedule")}
     options = [word for k, v in wanted.items() for word in (f"--{k}", str(v))]
     command = [sys.executable, "-m", "thinwire", "plan", "--measure", "--json", *options]
@@ -68,16 +70,16 @@ def measure(model: str) -> None:
     said = [p.communicate()[0] for p in both]
     if any(p.returncode for p in both):
         raise SystemExit(f"plan --measure of {model} ended with {[p.returncode for p in both]}")
-    keep(cell_file(model), {"machines": [json.loads(text) for text in said]})
+    return {"machines": [json.loads(text) for text in said]}
 
 
-def run(model: str, link: str, recipe: str) -> None:
-    """Keep the seconds of a run's steps, what it sent, and its replay from its own numbers."""
+def run(model: str, link: str, recipe: str) -> Row:
+    """Return the seconds of a run's steps, what it sent, and its replay from its own numbers."""
     steps = SLOW.get((link, recipe), JOBS[model]["steps"])
     with tempfile.TemporaryDirectory() as out:
         launch(job(model, recipe=recipe, out=out, emulate=True, link=LINKS[link], steps=steps, **QUIET))
         (found,) = load_runs([out])
-        cell = {
+        return {
             "seconds": [s.seconds for s in found.metrics],
             "compute_s": [[rank["compute_s"] for rank in s.ranks or ()] for s in found.metrics],
             "bits": found.record.bits_per_value,
@@ -85,12 +87,6 @@ def run(model: str, link: str, recipe: str) -> None:
             "replay_of": measured_seconds(found),
             "lateness_s": found.record.link.lateness_s,
         }
-    keep(cell_file(model, link, recipe), cell)
-
-
-def cell_file(model: str, link: str = "", recipe: str = "") -> Path:
-    """Return where a cell is kept; without a link, what was measured of the model."""
-    return CELLS / f"{model}-{f'{link}-{slug(recipe)}' if link else 'measured'}.json"
 
 
 def cells() -> Iterator[tuple[str, ...]]:
@@ -105,12 +101,6 @@ def cells() -> Iterator[tuple[str, ...]]:
 def links(model: str) -> list[str]:
     """Return the links that a model runs over."""
     return [link for link in LINKS if (model, link) not in NOT_RUN]
-
-
-def read(*cell: str) -> Any:
-    """Return a finished cell, or None."""
-    file = cell_file(*cell)
-    return json.loads(file.read_text("utf-8")) if file.exists() else None
 
 
 def machines(found: Row, link: str, folder: str) -> MachinesFile:
@@ -164,10 +154,10 @@ def summary() -> Row:
     """Return all finished runs beside their plans, and the proposals of the links that are finished."""
     rows: list[Row] = []
     choices: list[Row] = []
-    measured = {model: found for model in JOBS if (found := read(model))}
-    for model, found in measured.items():
+    known = {model: found for model in JOBS if (found := KEPT.get(model))}
+    for model, found in known.items():
         for link, plans in foretold(model, found).items():
-            pairs = [(p, read(model, link, p.recipe)) for p in plans]
+            pairs = [(p, KEPT.get(model, link, p.recipe)) for p in plans]
             here = [row(model, link, p, cell) for p, cell in pairs if cell]
             rows += sorted(here, key=lambda r: CANDIDATES.index(r["recipe"]))
             if len(here) == len(CANDIDATES):
@@ -176,22 +166,12 @@ def summary() -> Row:
         "environment": environment("auto", THREADS),
         "links": LINKS,
         "jobs": JOBS,
-        "measured": measured,
+        "measured": known,
         "rows": rows,
         "choices": choices,
-        "made_by": makers(kept for cell in cells() if (kept := read(*cell))),
-        "missing": [" ".join(cell) for cell in cells() if not cell_file(*cell).exists()],
+        "made_by": makers(kept for cell in cells() if (kept := KEPT.get(cell))),
     }
 
 
-def main() -> None:
-    """Run what is missing, and write the summary."""
-    for cell in cells():
-        work = partial(run if len(cell) > 1 else measure, *cell)
-        if not cell_file(*cell).exists() and (why := retried(" ".join(cell), work)):
-            raise SystemExit(f"{' '.join(cell)} was not measured: {why}")
-    write_json(RESULTS / "plan.json", summary())
-
-
 if __name__ == "__main__":
-    main()
+    run_study("plan", sys.argv[1:], cells, measure, summary, ATTEMPTS)

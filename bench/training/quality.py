@@ -12,22 +12,19 @@ verdict: ``bench/results/quality.json``; the tables come from there (``python -m
 
 from __future__ import annotations
 
-import json
 import shutil
 import statistics
 import sys
-from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
-from bench.study.cells import RESULTS, keep
+from bench.study.cells import RESULTS, Kept, words_of
 from bench.study.runs import trained
 from bench.training.unbiased import FLOOR
 from thinwire.runs.machine.processor import environment
-from thinwire.runs.records.runs import slug
 from thinwire.runs.records.writer import write_json
 from thinwire.uses.training.pipeline.recipes import parse_recipe
 
-CELLS = RESULTS / "quality"
+KEPT = Kept("quality")
 RECIPES = (
     "fp32",
     "thinwire",
@@ -58,27 +55,28 @@ JOB: dict[str, Any] = {
 HELDOUT, GAIN, SLICE = 0.005, 0.05, 0.015
 
 
-def cell_file(recipe: str, rate: float, seed: int, where: str = "") -> Path:
-    """Return where the record of one cell is; ``where``: what more its name tells."""
-    return CELLS / f"{slug(recipe)}-lr{rate:g}-seed{seed}{where}.json"
+class Cell(NamedTuple):
+    recipe: str
+    rate: float
+    seed: int
+    cpu: str = ""  # where fp32 ran again, because other recipes ran there
 
 
-def cell(recipe: str, rate: float, seed: int, where: str = "") -> dict[str, Any]:
+def record_of(cell: Cell) -> dict[str, Any]:
     """Return the run record of one cell, running it unless it is there, of the recipe as it is now."""
-    file = cell_file(recipe, rate, seed, where)
-    if not file.exists() or json.loads(file.read_text())["recipe"]["spec"] != parse_recipe(recipe).spec:
-        print(f"{file.stem} ...", file=sys.stderr, flush=True)
-        job = JOB | {"recipe": recipe, "lr": rate, "seed": seed}
-        keep(file, trained(job, "runs/quality")[0].to_dict())
-    found: dict[str, Any] = json.loads(file.read_text())
+    found: dict[str, Any] | None = KEPT.get(cell)
+    if found is None or found["recipe"]["spec"] != parse_recipe(cell.recipe).spec:
+        print(*words_of(cell), "...", file=sys.stderr, flush=True)
+        job = JOB | {"recipe": cell.recipe, "lr": cell.rate, "seed": cell.seed}
+        KEPT.keep(cell, found := trained(job, "runs/quality")[0].to_dict())
     return found
 
 
 def search(recipe: str) -> tuple[float, list[dict[str, Any]]]:
     """Return the recipe's best learning rate and its records by seed."""
-    tried = {rate: cell(recipe, rate, SEEDS[0]) for rate in RATES}
+    tried = {rate: record_of(Cell(recipe, rate, SEEDS[0])) for rate in RATES}
     best = min(tried, key=lambda rate: tried[rate]["loss"]["eval_final"])
-    return best, [cell(recipe, best, seed) for seed in SEEDS]
+    return best, [record_of(Cell(recipe, best, seed)) for seed in SEEDS]
 
 
 def cpu(record: dict[str, Any]) -> str:
@@ -95,11 +93,10 @@ def baseline(name: str, found: tuple[float, list[dict[str, Any]]]) -> list[dict[
     rate, records = found
     if name == cpu(records[0]):
         return records
-    where = f"-{slug(name)}"
-    lacking = not all(cell_file("fp32", rate, seed, where).exists() for seed in SEEDS)
-    if lacking and environment("auto", 1)["machine"]["cpu"] != name:
+    cells = [Cell("fp32", rate, seed, name) for seed in SEEDS]
+    if not all(map(KEPT.get, cells)) and environment("auto", 1)["machine"]["cpu"] != name:
         raise SystemExit(f"no runs of fp32 on {name}, where other recipes ran; run this bench there")
-    return [cell("fp32", rate, seed, where) for seed in SEEDS]
+    return [record_of(cell) for cell in cells]
 
 
 def bits(record: dict[str, Any]) -> float:

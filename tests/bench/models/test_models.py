@@ -7,9 +7,8 @@ from typing import Any
 
 import pytest
 import torch
-from bench.models.summary import nbytes_at, summary
+from bench.models.packed import WAYS, Ways, alone, nbytes_at, rows_of
 from bench.models.tables import TABLES
-from bench.models.ways import WAYS, Ways, alone
 
 from thinwire.uses.models.container import PackedModel, write_model
 from thinwire.uses.models.encoding import Entries
@@ -80,10 +79,10 @@ def cell(loss: float, nbytes: int) -> dict[str, Any]:
 
 
 def test_bytes_at_a_rivals_perplexity_lie_on_our_curve() -> None:
-    found = summary([("ours", 3, cell(3.5, 30)), ("ours", 2, cell(4.5, 20)),
+    found = rows_of([("ours", 3, cell(3.5, 30)), ("ours", 2, cell(4.5, 20)),
                      ("nearest", 3, cell(4.0, 50)), ("gptq", 3, cell(5.0, 28)),
                      ("rounded", 3, cell(3.4, 30))])  # fmt: skip
-    rows = {(r["way"], r["asked"]): r for r in found["rows"]}
+    rows = {(r["way"], r["asked"]): r for r in found}
     assert rows["nearest", 3]["ours_saves"] == pytest.approx(0.5)
     assert rows["nearest", 3]["over_ours"] == pytest.approx([math.exp(0.5)] * 3)
     worse = rows["gptq", 3]  # than our smallest file, which is a bound then
@@ -97,7 +96,7 @@ def test_goals_say_what_was_missed() -> None:
         found = [("ours", 3, cell(3.5, 30)), ("ours", 2, cell(4.5, 20)),
                  ("nearest", 3, cell(4.0, nearest)), ("lagrangian", 3, cell(4.0, lagrangian)),
                  ("rounded", 3, cell(rounded, 30))]  # fmt: skip
-        text: str = TABLES["models-goals"](summary(found))
+        text: str = TABLES["models-goals"]({"rows": rows_of(found)})
         return text
 
     assert goals(50, 30, 3.6).count("| yes |") == 5

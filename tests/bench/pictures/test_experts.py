@@ -11,7 +11,6 @@ from bench.pictures.experts import BATCH, GROUPS, cells, identity, joined, kept
 from bench.pictures.spread import meshes, spread_pictures
 
 from bench.pictures import experts, experts_tables
-from thinwire.runs.records.writer import write_json
 from thinwire.uses.pictures.expert_parallel.recipes import parse_experts_recipe
 from thinwire.uses.pictures.run.flux_fashion_moe import build
 from thinwire.uses.pictures.run.sampling import sample_each
@@ -27,9 +26,8 @@ def row(group: str, link: str, way: str, *of: dict[str, Any]) -> dict[str, Any]:
     return {"group": group, "link": link, "way": way} | joined(list(of))
 
 
-def test_every_cell_has_a_file_of_its_own_and_ways_that_there_are() -> None:
+def test_every_cell_is_of_ways_that_there_are() -> None:
     every = list(cells())
-    assert len({c.name for c in every}) == len(every)
     assert {c.link for c in every if c.group == "two"} == {"100mbit", "20mbit"}
     for way in {way for c in every for way in c.ways}:
         parse_experts_recipe(way)
@@ -38,15 +36,14 @@ def test_every_cell_has_a_file_of_its_own_and_ways_that_there_are() -> None:
 
 
 def test_a_cell_is_kept_until_what_it_is_of_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(experts, "CELLS", tmp_path)
+    monkeypatch.setattr(experts.KEPT, "file", tmp_path / "cells" / "experts.json")
     cell = next(cells())
-    file = tmp_path / f"{cell.name}.json"
     assert kept(cell) is None
     found = {"ways": {}} | identity(cell)
-    write_json(file, found)
-    assert kept(cell) == found
+    experts.KEPT.keep(cell, found)
+    assert found.items() <= kept(cell).items()
     for name in ("specs", "weights"):
-        write_json(file, found | {name: found[name] | {next(iter(found[name])): "other"}})
+        experts.KEPT.keep(cell, found | {name: found[name] | {next(iter(found[name])): "other"}})
         assert kept(cell) is None
 
 
