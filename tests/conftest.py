@@ -10,12 +10,15 @@ import os
 import random
 import signal
 from collections.abc import Iterator
+from contextlib import suppress
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
+from launchers import warm
 from reported import THREE
 from run_records import write_run
 
@@ -32,10 +35,7 @@ if TYPE_CHECKING:
 
 signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["TERM"] = "xterm"  # some CI has a dumb one; tests of that say so themselves
-if (
-    "PYTEST_XDIST_WORKER" in os.environ
-):  # several processes share the cores: threads would wait for each other
-    torch.set_num_threads(1)
+torch.set_num_threads(1)  # several processes share the cores: threads would wait for each other
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -47,6 +47,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         return long.index(folder) if folder in long else len(long)
 
     items.sort(key=place)
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_collection(session: pytest.Session) -> None:
+    """Let each of several workers import other files first: what one has compiled, the others need not."""
+    worker = getattr(session.config, "workerinput", None)
+    if worker is None:
+        return
+    asked = [session.config.invocation_params.dir / a.partition("::")[0] for a in session.config.args]
+    files = sorted({f for a in asked for f in (a.rglob("test_*.py") if a.is_dir() else [a])})
+    first = len(files) * int(worker["workerid"].removeprefix("gw")) // worker["workercount"]
+    for file in files[first:] + files[:first]:
+        with suppress(Exception, pytest.skip.Exception):  # told when its turn comes
+            import_module(".".join(file.relative_to(session.config.rootpath).with_suffix("").parts))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtestloop() -> None:
+    """Fork the process that starts commands while this one has imported everything and runs nothing yet."""
+    warm()
 
 
 @pytest.hookimpl(optionalhook=True)

@@ -1,15 +1,18 @@
 """Start thinwire as users do, for tests: whole runs, single ranks as torchrun starts them, and their traces.
 
 Importing torch and transformers takes seconds, so ``warm()`` keeps one process that has done it and forks a
-copy of itself for each command. Run as a program, this file is that process, which imports what a command
-needs before it forks the first one of that kind.
+copy of itself for each command. That process is itself a fork of the one that runs the tests, made before the
+first of them, so it has all that they import. It imports what else a command needs before its first fork of a
+kind.
 """
 
 from __future__ import annotations
 
 import atexit
+import gc
 import inspect
 import json
+import logging
 import os
 import pkgutil
 import re
@@ -148,13 +151,15 @@ class Warm:
     """The process that forks; one for the whole test session."""
 
     def __init__(self) -> None:
-        self._process = subprocess.Popen(
-            [sys.executable, str(Path(__file__))],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-            env=environment(),
-        )
+        sys.stdout.flush()
+        orders, mine = os.pipe()
+        answers, its = os.pipe()
+        self._pid = os.fork()
+        if self._pid == 0:
+            _begin(orders, its)
+        for fd in (orders, its):
+            os.close(fd)
+        self._orders, self._answers = os.fdopen(mine, "w"), os.fdopen(answers)
         atexit.register(self.close)
 
     def start(self, place: Path, *arguments: Any, largest_file: int | None = None, **more: Any) -> Command:
@@ -201,16 +206,14 @@ class Warm:
         return ranks
 
     def close(self) -> None:
-        for stream in (self._process.stdin, self._process.stdout):
-            if stream:
-                stream.close()
-        self._process.wait(30)
+        for stream in (self._orders, self._answers):
+            stream.close()
+        os.waitpid(self._pid, 0)
 
     def _ask(self, value: dict[str, Any]) -> Any:
-        assert self._process.stdin is not None and self._process.stdout is not None
-        self._process.stdin.write(json.dumps(value) + "\n")
-        self._process.stdin.flush()
-        return json.loads(self._process.stdout.readline())
+        self._orders.write(json.dumps(value) + "\n")
+        self._orders.flush()
+        return json.loads(self._answers.readline())
 
 
 @cache
@@ -327,6 +330,26 @@ def tmpfs(folder: Path, size: int) -> Iterator[Path | None]:
     finally:
         if made.returncode == 0:
             subprocess.run(["umount", "-l", str(folder)], check=True)
+
+
+def _begin(orders: int, answers: int) -> None:
+    """Be the process that forks: with nothing of the tests but what they have imported."""
+    code = 1
+    try:
+        os.setsid()
+        os.dup2(orders, 0)
+        os.dup2(answers, 1)
+        os.closerange(3, 1 << 16)
+        sys.stdin, sys.stdout = open(0, closefd=False), open(1, "w", closefd=False)  # noqa: SIM115
+        sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
+        logging.getLogger().handlers.clear()
+        os.environ.update(environment())
+        gc.freeze()  # nothing of it is garbage, and looking for some would copy its pages
+        _serve()
+        code = 0
+    except BaseException:
+        traceback.print_exc()
+    os._exit(code)
 
 
 def _load(needs: list[str]) -> None:
@@ -459,7 +482,3 @@ def _interpret(words: list[str]) -> None:
     else:
         sys.argv = words
         runpy.run_path(words[0], run_name="__main__")
-
-
-if __name__ == "__main__":
-    _serve()
