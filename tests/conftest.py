@@ -22,8 +22,8 @@ from launchers import warm
 from reported import THREE
 from run_records import write_run
 
-from thinwire.files.folder import PlainFolder, open_folder
-from thinwire.files.place import Folder
+from thinwire.files.base import Folder
+from thinwire.files.local_folder import PlainFolder, open_folder
 from thinwire.runs.records.runs import slug
 from thinwire.runs.records.writer import COMPARE, write_json
 from thinwire.state import log as logs

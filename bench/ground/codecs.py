@@ -32,7 +32,7 @@ from bench.study.cells import RESULTS, Cells
 from thinwire.channels import wire
 from thinwire.channels.channel import Receiver, Scheme, Sender
 from thinwire.codecs import Codec, FixedPoint, TileAdaptive, Uniform, parse_codec
-from thinwire.codecs.kernels import native
+from thinwire.codecs.kernels import kernel_calls
 from thinwire.runs.machine.processor import cores, cpu_model
 from thinwire.uses.training.pipeline.recipes import parse_recipe
 
@@ -265,7 +265,12 @@ def main() -> None:
         rows.append(cells.of(f"{megabytes:g} MB", lambda size=megabytes: timed(size, args.rounds)))
         show(rows[-1])
     cells.finish(
-        {"machine": machine(), "rounds": args.rounds, "compiled": native.there(), "rows": [*chain(*rows)]}
+        {
+            "machine": machine(),
+            "rounds": args.rounds,
+            "compiled": kernel_calls.there(),
+            "rows": [*chain(*rows)],
+        }
     )
 
 

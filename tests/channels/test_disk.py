@@ -20,10 +20,9 @@ from stored import equal, parts
 
 from thinwire.channels import wire
 from thinwire.channels.channel import Receiver, Scheme, Sender
-from thinwire.channels.disk import DiskStore, RowCache, open_store
+from thinwire.channels.disk import DiskStore, ReferenceRow, RowCache, SlotFile, open_store
 from thinwire.channels.memory import Delta
 from thinwire.channels.references import TensorStore
-from thinwire.channels.slots import ReferenceRow, SlotFile
 from thinwire.codecs import Uniform
 from thinwire.types import InputError
 

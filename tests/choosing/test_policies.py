@@ -11,9 +11,8 @@ import pytest
 import torch
 
 from thinwire.channels.channel import Scheme, Sender
-from thinwire.choosing import ladder as ladders
-from thinwire.choosing.base import Policy
-from thinwire.choosing.ladder import Rung, gaussian_bits
+from thinwire.choosing import policy as ladders
+from thinwire.choosing.policy import Policy, Rung, gaussian_bits
 from thinwire.codecs import DeadZone, Entropy
 from thinwire.types import InputError, Mode
 from thinwire.uses.training.pipeline.choosing.hide import HideBehindCompute

@@ -14,7 +14,7 @@ from slow_proxy import SlowProxy
 from waiting import free_port
 
 from thinwire.files.checkpoint import write_checkpoint
-from thinwire.files.folder import PlainFolder
+from thinwire.files.local_folder import PlainFolder
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
 from thinwire.types import MissingExtra
@@ -106,7 +106,7 @@ def test_a_damaged_saved_state_is_exit_code_3(tmp_path: Path, monkeypatch: pytes
     def missing(*_: object) -> None:
         raise MissingExtra("saving a state needs safetensors: pip install 'thinwire[store]'")
 
-    monkeypatch.setattr("thinwire.files.notes.Replica.load", missing)
+    monkeypatch.setattr("thinwire.files.file_kinds.Replica.load", missing)
     assert invoke("inspect", saved, "--check").exit_code == 2
 
 

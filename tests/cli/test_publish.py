@@ -19,7 +19,7 @@ from launchers import Command
 from waiting import free_port
 
 from thinwire.files.checkpoint import read_checkpoint, write_checkpoint
-from thinwire.files.folder import PlainFolder
+from thinwire.files.local_folder import PlainFolder
 from thinwire.runs.machine.network import Interface
 from thinwire.uses.following.push.ask import ask
 from thinwire.uses.following.push.publisher import Publisher

@@ -15,7 +15,7 @@ from commanded import invoke, one_sentence, running
 from scenes import ball, layered
 from waiting import until
 
-from thinwire.files.folder import PlainFolder
+from thinwire.files.local_folder import PlainFolder
 from thinwire.uses.scenes.delivery import deliver, fetch, read_manifest
 from thinwire.uses.scenes.files.container import read_outline
 from thinwire.uses.scenes.files.ply import read_ply, write_ply

@@ -14,7 +14,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from thinwire.codecs import REGISTRY, Cast, Codec, is_fixed_rate, parse_codec
-from thinwire.codecs.base import FixedRate, roundtrip
+from thinwire.codecs.codec import FixedRate, roundtrip
 from thinwire.types import Payload, PayloadError, TensorSpec
 
 GOLDEN = Path(__file__).parents[1] / "golden"

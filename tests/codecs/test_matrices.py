@@ -15,7 +15,7 @@ from torch import Tensor
 from thinwire.channels.channel import Receiver, Scheme, Sender
 from thinwire.channels.memory import Delta, SecondOrderDelta
 from thinwire.codecs import LowRank, RankOne, Uniform, roundtrip
-from thinwire.codecs.kernels import native
+from thinwire.codecs.kernels import kernel_calls
 from thinwire.codecs.kernels.bits import unpack
 from thinwire.types import InputError, Payload, PayloadError, TensorSpec
 
@@ -58,7 +58,7 @@ def test_products_of_scales_and_levels_are_exact(seed: int, size: float, bits: i
 
 
 def without(codec: RankOne, payload: Payload) -> Tensor:
-    with native.without():
+    with kernel_calls.without():
         return codec.decode(payload)
 
 
@@ -116,7 +116,7 @@ def test_both_ends_of_a_delta_hold_the_same_bits_and_follow(
     for step in range(12):
         x = x + move * (1 - step / 12)
         packet, own = sender.encode(x, [0, 1])
-        with native.without():
+        with kernel_calls.without():
             assert torch.equal(receiver.decode(packet), own)
     assert float((own - x).norm()) < 0.5 * 12 / 2 * float(move.norm())
 
@@ -140,7 +140,7 @@ def test_values_that_are_none_are_refused(wrong: float, codec: RankOne | LowRank
     x[1, 2, 3] = wrong
     with pytest.raises(InputError, match="NaN or infinite"):
         codec.encode(x)
-    with native.without(), pytest.raises(InputError, match="NaN or infinite"):
+    with kernel_calls.without(), pytest.raises(InputError, match="NaN or infinite"):
         roundtrip(codec, x)
 
 
@@ -161,7 +161,7 @@ def test_scales_that_nobody_writes_are_refused(codec: RankOne | LowRank, part: i
 
 
 @pytest.mark.serial
-@pytest.mark.skipif(not native.there(), reason="no C compiler when thinwire was installed")
+@pytest.mark.skipif(not kernel_calls.there(), reason="no C compiler when thinwire was installed")
 def test_one_bit_is_coded_and_decoded_in_milliseconds() -> None:
     """1 ms on one core of a server of 2024, of the 3 that an exchange may take; torch alone takes 14."""
     x, codec, threads = normal(2, 1024, 768), RankOne(), torch.get_num_threads()

@@ -20,12 +20,13 @@ from torch import Tensor
 
 from thinwire import compiled
 from thinwire.codecs import Codec, DeadZone, RankOne, Uniform, roundtrip, tiles
-from thinwire.codecs.kernels import bits, native, noise, scratch
+from thinwire.codecs.kernels import bits, kernel_calls, noise, scales
 from thinwire.state import native as state_native
 from thinwire.types import InputError, Payload, PayloadError, TensorSpec
 
 pytestmark = pytest.mark.skipif(
-    not native.there() and shutil.which("cc") is None, reason="no C compiler when thinwire was installed"
+    not kernel_calls.there() and shutil.which("cc") is None,
+    reason="no C compiler when thinwire was installed",
 )
 SIZES = st.one_of(st.integers(1, 300), st.sampled_from([2047, 2048, 2049, 4096, 8191, 8195, 20_000]))
 
@@ -48,7 +49,7 @@ def equal(a: Tensor, b: Tensor) -> bool:
 def assert_torchs(codec: Codec, x: Tensor) -> None:
     """Check that the compiled passes of a codec encode, return and decode the bits that torch's do."""
     payload, values = roundtrip(codec, x)
-    with native.without():
+    with kernel_calls.without():
         expected, expected_values = roundtrip(codec, x)
         decoded = codec.decode(payload)
     assert all(equal(a, b) for a, b in zip(payload.parts, expected.parts, strict=True))
@@ -56,7 +57,7 @@ def assert_torchs(codec: Codec, x: Tensor) -> None:
 
 
 def test_the_library_is_of_this_source() -> None:
-    assert native.there(), "kernels.c changed: .venv/bin/python setup.py build_ext --inplace"
+    assert kernel_calls.there(), "kernels.c changed: .venv/bin/python setup.py build_ext --inplace"
 
 
 @settings(max_examples=150, deadline=None)
@@ -75,8 +76,8 @@ def test_payloads_and_values_are_torchs(
     x = x.nan_to_num(posinf=6e4, neginf=-6e4)
     codec = DeadZone(step, how[0], dither=how[1])
     payload, values = codec.roundtrip(x)
-    with native.without():
-        assert not native.there(x)
+    with kernel_calls.without():
+        assert not kernel_calls.there(x)
         expected, expected_values = codec.roundtrip(x)
         decoded = codec.decode(payload)
     assert all(equal(a, b) for a, b in zip(payload.parts, expected.parts, strict=True))
@@ -126,7 +127,7 @@ def test_scales_that_nobody_writes_are_refused_as_without(wrong: float) -> None:
     payload.parts[1][-1] = wrong
     with pytest.raises(PayloadError, match="scale lies outside"):
         codec.decode(payload)
-    with native.without(), pytest.raises(PayloadError, match="scale lies outside"):
+    with kernel_calls.without(), pytest.raises(PayloadError, match="scale lies outside"):
         codec.decode(payload)
 
 
@@ -134,7 +135,7 @@ def test_any_codes_of_a_stranger_stand_for_what_torch_makes_of_them() -> None:
     codes, stored = torch.arange(256, dtype=torch.uint8), torch.full((8,), 0.5, dtype=torch.bfloat16)
     payload, codec = Payload(TensorSpec((256,)), (codes, stored)), Uniform(bits=8)
     values = codec.decode(payload)
-    with native.without():
+    with kernel_calls.without():
         assert equal(values, codec.decode(payload))
     assert values.min() == -64.0 and values.max() == 63.5
 
@@ -158,7 +159,7 @@ def test_values_that_are_none_are_refused_as_without(wrong: float) -> None:
 def test_noise_is_torchs_lap_by_lap(key: int, n: int, step: float, sign: int) -> None:
     x, width = drawn(key % 2**32, n, 30.0), torch.tensor([step])
     found = noise.dithered(x, key, width, sign)
-    with native.without():
+    with kernel_calls.without():
         expected = noise.dithered(x, key, width, sign)
     assert equal(found, expected)
     back = noise.dithered(torch.zeros(n), key, width, sign)
@@ -182,7 +183,7 @@ def test_levels_reach_the_top_and_not_beyond(
     x = x.clamp_(-largest, largest)
     codec = DeadZone(1e-30, how[0], "one" if seed % 3 else "message", how[1])
     payload, values = codec.roundtrip(x)
-    with native.without():
+    with kernel_calls.without():
         expected, expected_values = codec.roundtrip(x)
     assert all(equal(a, b) for a, b in zip(payload.parts, expected.parts, strict=True))
     assert equal(values, expected_values) and equal(codec.decode(payload), values)
@@ -196,7 +197,7 @@ def test_any_levels_of_a_stranger_become_what_torch_makes_of_them() -> None:
     all_large = torch.full((n // 4,), 0xFF, dtype=torch.uint8)
     payload = Payload(TensorSpec((n,)), (all_large, halves, torch.tensor([0.5], dtype=torch.bfloat16)))
     values = codec.decode(payload)
-    with native.without():
+    with kernel_calls.without():
         assert equal(values, codec.decode(payload))
     assert values.min() == -0.5 * 2**15 and values.max() == 0.5 * (2**15 - 1)
 
@@ -210,32 +211,32 @@ def test_another_number_of_large_levels_is_refused_as_without(change: int) -> No
     wrong = Payload(payload.spec, (packed, large, stored))
     with pytest.raises(PayloadError, match="large levels, expected two each") as found:
         codec.decode(wrong)
-    with native.without(), pytest.raises(PayloadError) as expected:
+    with kernel_calls.without(), pytest.raises(PayloadError) as expected:
         codec.decode(wrong)
     assert str(found.value) == str(expected.value)
 
 
 def test_what_c_cannot_reach_is_left_to_torch() -> None:
     x = torch.randn(4, 6)
-    assert native.there(x) and not native.there(x, x.t())
-    assert not native.there(torch.empty(3, device="meta"))
-    assert not native.there(torch.nn.Parameter(x))  # a subclass may be anything
-    assert not native.there(torch._neg_view(x))  # whose memory has the opposite signs
-    assert not native.there(torch.frombuffer(bytearray(9), dtype=torch.float32, offset=1, count=2))
-    assert not native.there(torch._efficientzerotensor((3,)))  # which has no memory
+    assert kernel_calls.there(x) and not kernel_calls.there(x, x.t())
+    assert not kernel_calls.there(torch.empty(3, device="meta"))
+    assert not kernel_calls.there(torch.nn.Parameter(x))  # a subclass may be anything
+    assert not kernel_calls.there(torch._neg_view(x))  # whose memory has the opposite signs
+    assert not kernel_calls.there(torch.frombuffer(bytearray(9), dtype=torch.float32, offset=1, count=2))
+    assert not kernel_calls.there(torch._efficientzerotensor((3,)))  # which has no memory
     y = torch.randn(6, 40).t()
     codec = DeadZone()
     assert equal(codec.decode(codec.encode(y)), codec.decode(codec.encode(y.contiguous())))
     turned = torch._neg_view(x.clone())
     assert equal(codec.decode(codec.encode(turned)), codec.decode(codec.encode(-x)))
     with pytest.raises(InputError, match="float32 in one piece"):
-        native.levels(x.double().flatten(), 1.0, 0.4, 1.0)
+        kernel_calls.levels(x.double().flatten(), 1.0, 0.4, 1.0)
 
 
 def forget_constants() -> None:
     for kept in (noise._table, bits._byte, tiles._hadamard):
         kept.cache_clear()
-    scratch._kept.__dict__.clear()
+    scales._kept.__dict__.clear()
 
 
 def outcome(codec: Codec, x: Tensor) -> list[Tensor]:
@@ -251,7 +252,7 @@ def alike(codec: Codec, x: Tensor, expected: list[Tensor]) -> bool:
 @each("codec", CODECS)
 def test_the_default_device_changes_nothing(codec: Codec, compiled_passes: bool) -> None:
     x = tensor((4, 6, 80))
-    with nullcontext() if compiled_passes else native.without():
+    with nullcontext() if compiled_passes else kernel_calls.without():
         expected = outcome(codec, x)
         forget_constants()
         with torch.device("meta"):
@@ -263,7 +264,7 @@ def test_the_default_device_changes_nothing(codec: Codec, compiled_passes: bool)
 @each("codec", CODECS)
 def test_the_default_dtype_changes_nothing(codec: Codec, compiled_passes: bool) -> None:
     x = tensor((4, 6, 80))
-    with nullcontext() if compiled_passes else native.without():
+    with nullcontext() if compiled_passes else kernel_calls.without():
         expected = outcome(codec, x)
         forget_constants()
         before = torch.get_default_dtype()
@@ -276,7 +277,7 @@ def test_the_default_dtype_changes_nothing(codec: Codec, compiled_passes: bool) 
 
 
 def test_a_library_of_another_source_is_not_used(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    folder = Path(native.__file__).parent
+    folder = Path(kernel_calls.__file__).parent
     assert compiled.functions(folder, ["levels"]) and state_native._load()
     assert not compiled.functions(folder, ["nothing"]) and not compiled.functions(tmp_path, ["levels"])
     monkeypatch.setattr(compiled.zlib, "crc32", lambda data: 0)
@@ -287,7 +288,7 @@ def test_sources_that_cannot_be_read_leave_all_to_torch(monkeypatch: pytest.Monk
     def refused(path: Path) -> bytes:
         raise PermissionError(13, "Permission denied", str(path))
 
-    folder = Path(native.__file__).parent
+    folder = Path(kernel_calls.__file__).parent
     assert compiled.functions(folder, ["levels"])
     monkeypatch.setattr(Path, "read_bytes", refused)
     assert compiled.functions(folder, ["levels"]) == {}

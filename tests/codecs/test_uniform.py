@@ -12,8 +12,8 @@ from codec_examples import tensor
 from each import each
 
 from thinwire.codecs import Hadamard, Uniform
-from thinwire.codecs.kernels import scales, scratch
-from thinwire.codecs.kernels.grid import Grid
+from thinwire.codecs.kernels import scales
+from thinwire.codecs.kernels.scales import Grid
 from thinwire.types import InputError, Payload, PayloadError, TensorSpec
 
 SHARED = ("tensor", "channel", "token", "group")
@@ -103,7 +103,7 @@ def test_working_in_blocks_changes_nothing(
     x = tensor((500, 7, 80)).round(decimals=2)
     whole = codec.encode(x)
     y = codec.decode(whole)
-    monkeypatch.setattr(scratch, "BLOCK", 3000)
+    monkeypatch.setattr(scales, "BLOCK", 3000)
     if bits > 1 or rounding == "stochastic":  # means depend on the order of summation
         assert torch.equal(codec.encode(x).parts[0], whole.parts[0])
     assert torch.equal(codec.decode(whole), y)

@@ -11,7 +11,7 @@ from commanded import same, weights
 from texts import POINTER
 
 from thinwire.files.checkpoint import INDEX, read_checkpoint, read_header, write_checkpoint
-from thinwire.files.notes import read_notes
+from thinwire.files.file_kinds import read_notes
 from thinwire.types import InputError, PayloadError
 
 pytestmark = pytest.mark.timeout(300)

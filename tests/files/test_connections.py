@@ -9,8 +9,8 @@ import pytest
 from waiting import LONG
 from wired import Gone, Wired
 
-from thinwire.files.folder import open_folder
-from thinwire.files.place import Folder
+from thinwire.files.base import Folder
+from thinwire.files.local_folder import open_folder
 from thinwire.types import InputError, MissingExtra
 
 pytest.importorskip("zstandard")

@@ -17,8 +17,8 @@ import pytest
 from each import each
 from waiting import free_port
 
-from thinwire.files.folder import PlainFolder, open_folder
-from thinwire.files.place import refusal, shown
+from thinwire.files.base import refusal, shown
+from thinwire.files.local_folder import PlainFolder, open_folder
 from thinwire.files.remote_folder import RemoteFolder
 from thinwire.files.web_folder import WebFolder
 from thinwire.links.hub.hub import Hub

@@ -13,7 +13,7 @@ from commanded import invoke, one_sentence
 from waiting import HOST, free_port, until
 
 from thinwire.files.checkpoint import write_checkpoint
-from thinwire.files.folder import open_folder
+from thinwire.files.local_folder import open_folder
 from thinwire.types import InputError
 from thinwire.uses.following.pull.reader import ShelfReader
 from thinwire.uses.following.pull.writer import ShelfWriter

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 
 import pytest
 
-from thinwire.files.folder import open_folder
-from thinwire.files.place import Folder
+from thinwire.files.base import Folder
+from thinwire.files.local_folder import open_folder
 
 pytest.importorskip("zstandard")
 fsspec = pytest.importorskip("fsspec")

@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 
 from thinwire.codecs import TopK
-from thinwire.files import wrapping
+from thinwire.files import safetensors
 from thinwire.links import security
 from thinwire.links.hub import station
 from thinwire.links.pair import segment
@@ -105,7 +105,7 @@ def golden() -> dict[str, str]:
         "tunnel words": handshake.PING + handshake.PONG + handshake.CALL + handshake.GO + handshake.BUSY,
         "shelf manifest": SHELF.pack(Proof(None)),
         "shelf manifest, signed": SHELF.pack(Proof(TOKEN)),
-        "shelf file": wrapping.wrap(b"body", {"thinwire.version": "1"}),
+        "shelf file": safetensors.wrap(b"body", {"thinwire.version": "1"}),
         "saved state": saved_bytes(),
         "segment": segment.pack(
             segment.Kind.DATA, "forward", b"body", session=1, number=2, ack=3, repair=4, arrived=5

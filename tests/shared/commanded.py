@@ -18,7 +18,7 @@ from waiting import LONG
 
 from thinwire.cli.app import app
 from thinwire.files.checkpoint import read_checkpoint
-from thinwire.files.folder import open_folder
+from thinwire.files.local_folder import open_folder
 from thinwire.uses.following.pull.look import look
 
 PLAIN = {"NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "110", "THINWIRE_TOKEN": None}

@@ -12,9 +12,9 @@ from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
-from thinwire.files.folder import PlainFolder, open_folder
-from thinwire.files.notes import read_notes
-from thinwire.files.place import Folder, shown
+from thinwire.files.base import Folder, shown
+from thinwire.files.file_kinds import read_notes
+from thinwire.files.local_folder import PlainFolder, open_folder
 from thinwire.links.address import Address
 from thinwire.links.security import check_host
 from thinwire.runs.machine.encoding import draws

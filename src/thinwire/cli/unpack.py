@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from thinwire.files.place import shown
+from thinwire.files.base import shown
 from thinwire.replacing import replacing
 from thinwire.runs import shared_options as shared
 from thinwire.runs.options import Options, option
@@ -78,7 +78,7 @@ def unpack(source: Source, out: Out, given: dict[str, Any]) -> None:
 
 def _from_folder(source: str, out: Path, prefix: int | None, force: bool) -> None:
     # After the checks: a wrong option is refused before numpy is even imported.
-    from thinwire.files.folder import open_folder
+    from thinwire.files.local_folder import open_folder
     from thinwire.uses.scenes.delivery import fetch, first_pieces, read_manifest
     from thinwire.uses.scenes.files.container import read_outline
     from thinwire.uses.scenes.kept import Kept, beside

@@ -5,17 +5,26 @@ from __future__ import annotations
 from functools import lru_cache
 
 from thinwire import spec
-from thinwire.codecs.base import Codec, FixedRate, Layout, check_layout, layout_nbytes, roundtrip
 from thinwire.codecs.chunks import ChunkTopK
+from thinwire.codecs.codec import (
+    Codec,
+    FixedRate,
+    Layout,
+    check_layout,
+    fixed_layout,
+    is_finite,
+    is_fixed_rate,
+    layout_nbytes,
+    roundtrip,
+    tuned,
+)
 from thinwire.codecs.deadzone import DeadZone
 from thinwire.codecs.entropy import Entropy
 from thinwire.codecs.fixpoint import FixedPoint
-from thinwire.codecs.inner import fixed_layout, is_finite, is_fixed_rate, tuned
 from thinwire.codecs.lowrank import LowRank
 from thinwire.codecs.rankone import RankOne
 from thinwire.codecs.raw import Cast, Raw
-from thinwire.codecs.rows import Rows
-from thinwire.codecs.sparse import HardThreshold, InTurn, RandomK, TopK
+from thinwire.codecs.sparse import HardThreshold, InTurn, RandomK, Rows, TopK
 from thinwire.codecs.tiles import TileAdaptive
 from thinwire.codecs.transform import ChannelMean, Hadamard, Sink
 from thinwire.codecs.uniform import Uniform

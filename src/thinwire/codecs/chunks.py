@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from thinwire.codecs.base import Codec, Layout
-from thinwire.codecs.inner import fixed_layout, head, tuned
-from thinwire.codecs.kept import check_kept, flattened, increasing, kept_count, kept_values, scattered, vector
+from thinwire.codecs.codec import Codec, Layout, fixed_layout, head, tuned
+from thinwire.codecs.indices import increasing
 from thinwire.codecs.kernels.bits import pack_wide, unpack_wide, wide_nbytes
 from thinwire.codecs.raw import Raw
+from thinwire.codecs.sparse import check_kept, flattened, kept_count, kept_values, scattered, vector
 from thinwire.spec import Spec
 from thinwire.types import InputError, Payload, TensorSpec, require
 

@@ -15,7 +15,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from thinwire.codecs.kernels import native, scales
+from thinwire.codecs.kernels import kernel_calls, scales
 from thinwire.codecs.kernels.bits import pack, packed_nbytes, unpack
 from thinwire.codecs.kernels.noise import dithered, fingerprint
 from thinwire.spec import Spec
@@ -120,8 +120,8 @@ class DeadZone(Spec):
 
     def _coded(self, values: Tensor, step: Tensor) -> tuple[list[Tensor], Tensor]:
         """Return codes and large levels of values, and what both stand for."""
-        if values.numel() and native.there(values):
-            *codes, found = native.levels(values, float(step.reciprocal()), self.offset, float(step))
+        if values.numel() and kernel_calls.there(values):
+            *codes, found = kernel_calls.levels(values, float(step.reciprocal()), self.offset, float(step))
             return codes, found
         levels = self._levels(values, step)
         # Of -1, which becomes 255, and 3, which stands for all above, the low bits are 3.
@@ -183,8 +183,8 @@ def _mean(sizes: Tensor) -> Tensor:
 
 def _values(packed: Tensor, large: Tensor, n: int, step: Tensor) -> Tensor:
     """Return what codes and large levels stand for, float32 [n]; ``PayloadError`` where they do not fit."""
-    if n and native.there(packed, large):
-        found = native.values(packed, large, n, float(step))
+    if n and kernel_calls.there(packed, large):
+        found = kernel_calls.values(packed, large, n, float(step))
         if found is not None:  # else what follows says what is wrong
             return found
     codes = unpack(packed, 2, n)

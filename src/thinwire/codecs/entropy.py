@@ -16,8 +16,7 @@ import torch
 from torch import Tensor
 
 from thinwire.codecs import zstd
-from thinwire.codecs.base import Codec, is_up_to_date, roundtrip
-from thinwire.codecs.inner import require_codec, tuned
+from thinwire.codecs.codec import Codec, is_up_to_date, require_codec, roundtrip, tuned
 from thinwire.codecs.kernels.bits import (
     aligned_nbytes,
     pack,

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from thinwire.codecs.base import Layout, check_layout, layout_nbytes
+from thinwire.codecs.codec import Layout, check_layout, layout_nbytes
 from thinwire.codecs.kernels import scales
 from thinwire.codecs.kernels.bits import pack, packed_nbytes, unpack
-from thinwire.codecs.kernels.grid import Grid
+from thinwire.codecs.kernels.scales import Grid
 from thinwire.spec import Spec
 from thinwire.types import InputError, Payload, TensorSpec, require
 

@@ -18,9 +18,16 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from thinwire.codecs.kept import increasing
 from thinwire.codecs.kernels.bits import pack, pack_wide, packed_nbytes, unpack, unpack_wide, wide_nbytes
 from thinwire.types import PayloadError
+
+
+def increasing(index: Tensor, n: int) -> Tensor:
+    """Return ``index``, int64; ``PayloadError`` unless it is increasing and below ``n``."""
+    if index.numel() and not bool((index[0] >= 0) & (index[-1] < n) & (index[1:] > index[:-1]).all()):
+        raise PayloadError(f"indices that are not increasing within 0..{n - 1}")
+    return index
+
 
 _MASK = -1
 

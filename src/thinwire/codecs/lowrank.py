@@ -11,10 +11,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from thinwire.codecs.base import Layout, check_layout, layout_nbytes
-from thinwire.codecs.kernels.grid import matrices
+from thinwire.codecs.codec import Layout, check_layout, layout_nbytes
 from thinwire.codecs.kernels.noise import uniforms
-from thinwire.codecs.kernels.scales import powers_of_two
+from thinwire.codecs.kernels.scales import matrices, powers_of_two
 from thinwire.spec import Spec
 from thinwire.types import InputError, Payload, PayloadError, TensorSpec, require
 

@@ -11,10 +11,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from thinwire.codecs.base import Layout, check_layout, layout_nbytes
-from thinwire.codecs.kernels import native, scales
+from thinwire.codecs.codec import Layout, check_layout, layout_nbytes
+from thinwire.codecs.kernels import kernel_calls, scales
 from thinwire.codecs.kernels.bits import pack, packed_nbytes, unpack
-from thinwire.codecs.kernels.grid import matrices
+from thinwire.codecs.kernels.scales import matrices
 from thinwire.spec import Spec
 from thinwire.types import InputError, Payload, PayloadError, TensorSpec, require
 
@@ -86,24 +86,24 @@ class RankOne(Spec):
     def _coded(self, x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         """Return the codes of ``x``, uint8 [matrices, rows, width], and the scales, bfloat16."""
         values = x.detach().to(torch.float32).contiguous().reshape(matrices(TensorSpec.of(x)))
-        compiled = native.there(values)
-        sums = native.magnitudes(values) if compiled else None
+        compiled = kernel_calls.there(values)
+        sums = kernel_calls.magnitudes(values) if compiled else None
         row, column = _scales(*(sums or _magnitudes(values)))  # the latter says what is wrong
         scale, edge = (row.to(torch.float32), column.to(torch.float32)), _EDGE[self.bits]
-        codes = native.levelled(values, *scale, edge) if compiled else _levelled(values, *scale, edge)
+        codes = kernel_calls.levelled(values, *scale, edge) if compiled else _levelled(values, *scale, edge)
         return codes, row, column
 
     def _values(self, codes: Tensor, row: Tensor, column: Tensor, spec: TensorSpec) -> Tensor:
         scale, levels = (row.to(torch.float32), column.to(torch.float32)), _LEVELS[self.bits]
-        compiled = native.there(codes, *scale)
-        x = native.scaled(codes, *scale, levels) if compiled else _scaled(codes, *scale, levels)
+        compiled = kernel_calls.there(codes, *scale)
+        x = kernel_calls.scaled(codes, *scale, levels) if compiled else _scaled(codes, *scale, levels)
         if spec.dtype == torch.float16:
             x.clamp_(-65504.0, 65504.0)
         return x.to(spec.dtype).reshape(spec.shape)
 
 
 def _magnitudes(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what ``native.magnitudes`` does: sums of whole numbers, so no order of summation tells."""
+    """Return what ``kernel_calls.magnitudes`` does: sums of whole numbers, so no order of summation tells."""
     if not x.numel():
         return x.new_zeros((0, 0), dtype=torch.int64), x.new_zeros((0, 0)), x.new_zeros(0)
     peaks = (x.view(torch.int32) & 0x7FFFFFFF).amax((1, 2))  # magnitudes are ordered as their bits are

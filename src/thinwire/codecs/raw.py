@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from thinwire.codecs.base import Layout, check_layout, in_a_row, layout_nbytes
+from thinwire.codecs.codec import Layout, check_layout, in_a_row, layout_nbytes
 from thinwire.codecs.kernels.bits import pack, packed_nbytes, unpack
 from thinwire.spec import Spec
 from thinwire.types import InputError, Payload, TensorSpec, require

@@ -1,4 +1,4 @@
-"""Sparse codecs: some values travel, the others decode to zero.
+"""Sparse codecs: some values, or some rows, travel; the others decode to zero.
 
 Where the receiver cannot know which, their indices go first, coded as in ``indices``; before them, in the
 same part, how many there are (int32), where it cannot know that either.
@@ -6,27 +6,21 @@ same part, how many there are (int32), where it cannot know that either.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 
-from thinwire.codecs.base import Codec, Layout
+from thinwire.codecs.codec import Codec, Layout, decode_as, fixed_layout, head, require_codec, tuned
 from thinwire.codecs.indices import indices_nbytes, pack_indices, unpack_indices
-from thinwire.codecs.inner import decode_as, fixed_layout, head, require_codec, tuned
-from thinwire.codecs.kept import (
-    check_kept,
-    check_size,
-    flattened,
-    kept_count,
-    kept_values,
-    scattered,
-    vector,
-)
+from thinwire.codecs.kernels.bits import pack, packed_nbytes, unpack
 from thinwire.codecs.kernels.noise import fingerprint, uniforms
 from thinwire.codecs.raw import Raw
 from thinwire.spec import Spec
 from thinwire.types import InputError, Payload, PayloadError, TensorSpec, require
+
+MAX_NUMEL = 2**28  # a few bytes may stand for a whole tensor, so its size needs a bound of its own
 
 
 @dataclass(frozen=True, repr=False)
@@ -228,6 +222,60 @@ class HardThreshold(Spec):
         return 4 + mask + self.values.nbytes(vector(spec.numel, spec))
 
 
+@dataclass(frozen=True, repr=False)
+class Rows(Spec):
+    """Send the rows, of the last dimension, that are not all zeros; ``inner`` codes them as one matrix.
+
+    Over ``Delta`` a row that is as its reference costs one bit, so a sender that has news of some tokens
+    alone sends those, in one entry. An entry a token costs 17 bytes: 512 rows of 128 at 1 bit take 18.0 kB
+    so, and 9.6 kB as one [measured].
+
+    >>> import torch
+    >>> from thinwire.codecs import Raw
+    >>> codec = Rows(Raw())
+    >>> payload = codec.encode(torch.tensor([[0.0, 0.0], [1.0, 2.0], [0.0, 0.0]]))
+    >>> payload.nbytes, codec.decode(payload).tolist()
+    (9, [[0.0, 0.0], [1.0, 2.0], [0.0, 0.0]])
+    """
+
+    inner: Codec
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require_codec("inner", self.inner)
+
+    def tuned(self, x: Tensor) -> Rows:
+        """Return the codec for residuals of ``x``."""
+        return replace(self, inner=tuned(self.inner, x))
+
+    def encode(self, x: Tensor) -> Payload:
+        n, channels = _rows_and_width(x.shape)
+        text = f"a codec of rows takes up to {MAX_NUMEL} values, got {x.numel()}; cut them"
+        require(x.numel() <= MAX_NUMEL, InputError, text)
+        flat = x.detach().reshape(n, channels)
+        marked = (flat != 0).any(1)
+        chosen = self.inner.encode(flat[marked])
+        return Payload(TensorSpec.of(x), (pack(marked.to(torch.uint8), 1), *chosen.parts))
+
+    def decode(self, payload: Payload) -> Tensor:
+        spec = payload.spec
+        check_size(spec)
+        n, channels = _rows_and_width(spec.shape)
+        index = unpack(head(payload, torch.uint8, packed_nbytes(n, 1)), 1, n).nonzero().flatten()
+        rows = decode_as(self.inner, TensorSpec((index.numel(), channels), spec.dtype), payload.parts[1:])
+        whole = torch.zeros((n, channels), dtype=spec.dtype, device=rows.device)
+        return whole.index_copy_(0, index, rows).reshape(spec.shape)
+
+    def nbytes(self, spec: TensorSpec) -> int:
+        n, channels = _rows_and_width(spec.shape)
+        return packed_nbytes(n, 1) + self.inner.nbytes(TensorSpec((n, channels), spec.dtype))
+
+
+def _rows_and_width(shape: tuple[int, ...]) -> tuple[int, int]:
+    """Return how many rows there are, and the values of each."""
+    return (math.prod(shape[:-1]), shape[-1]) if shape else (1, 1)
+
+
 def _chosen(flat: Tensor, index: Tensor, values: Codec) -> tuple[Tensor, ...]:
     """Return the parts that stand for the values at ``index``: the indices, and what ``values`` makes."""
     return pack_indices(index, flat.numel()), *values.encode(flat[index]).parts
@@ -238,3 +286,46 @@ def _spread(payload: Payload, k: int, values: Codec) -> Tensor:
     n = payload.spec.numel
     index = unpack_indices(head(payload, torch.uint8, indices_nbytes(k, n)), k, n)
     return scattered(payload.spec, index, kept_values(payload, k, values))
+
+
+def check_kept(ratio: float, values: Codec) -> None:
+    """Raise ``InputError`` unless ``ratio`` is a share, and ``values`` a codec."""
+    require_codec("values", values)
+    require(
+        0 < ratio <= 1, InputError, f"ratio={ratio} is not in (0, 1]; give the share of the values to keep"
+    )
+
+
+def check_size(spec: TensorSpec) -> None:
+    """Raise ``PayloadError`` for a tensor of more values than a sparse payload may stand for."""
+    if spec.numel > MAX_NUMEL:
+        raise PayloadError(f"a sparse payload for {spec.numel} values, at most {MAX_NUMEL} are allowed")
+
+
+def flattened(x: Tensor) -> Tensor:
+    """Return the values of ``x`` in one row; ``InputError`` if they are too many."""
+    n = x.numel()
+    require(n <= MAX_NUMEL, InputError, f"a sparse codec takes up to {MAX_NUMEL} values, got {n}; cut them")
+    return x.detach().reshape(-1)
+
+
+def kept_count(ratio: float, n: int) -> int:
+    """Return how many of ``n`` values are kept."""
+    return min(n, max(1, round(ratio * n)))
+
+
+def vector(k: int, spec: TensorSpec) -> TensorSpec:
+    """Return the spec of ``k`` values out of a tensor of ``spec``."""
+    return TensorSpec((k,), spec.dtype)
+
+
+def kept_values(payload: Payload, k: int, values: Codec) -> Tensor:
+    """Return the ``k`` values that were kept."""
+    check_size(payload.spec)
+    return decode_as(values, vector(k, payload.spec), payload.parts[1:])
+
+
+def scattered(spec: TensorSpec, index: Tensor, kept: Tensor) -> Tensor:
+    """Return the tensor that has ``kept`` at ``index``, and zeros elsewhere."""
+    flat = torch.zeros(spec.numel, dtype=spec.dtype, device=kept.device)
+    return flat.index_copy_(0, index, kept).reshape(spec.shape)

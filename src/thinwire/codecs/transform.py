@@ -7,9 +7,19 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from thinwire.codecs.base import Codec, Layout, layout_nbytes, roundtrip
-from thinwire.codecs.inner import decode_as, fixed_layout, head, require_codec, tuned, writable
-from thinwire.codecs.kernels.scratch import block_rows, scratch
+from thinwire.codecs.codec import (
+    Codec,
+    Layout,
+    decode_as,
+    fixed_layout,
+    head,
+    layout_nbytes,
+    require_codec,
+    roundtrip,
+    tuned,
+    writable,
+)
+from thinwire.codecs.kernels.scales import block_rows, scratch
 from thinwire.codecs.uniform import Uniform
 from thinwire.spec import Spec
 from thinwire.types import InputError, Payload, TensorSpec, require

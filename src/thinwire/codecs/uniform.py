@@ -8,12 +8,11 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from thinwire.codecs.base import Layout, check_layout, layout_nbytes
-from thinwire.codecs.kernels import native, scales
+from thinwire.codecs.codec import Layout, check_layout, layout_nbytes
+from thinwire.codecs.kernels import kernel_calls, scales
 from thinwire.codecs.kernels.bits import pack, packed_nbytes, unpack
-from thinwire.codecs.kernels.grid import SHARED_BY, Grid
 from thinwire.codecs.kernels.noise import add_dither, fingerprint
-from thinwire.codecs.kernels.scratch import scratch
+from thinwire.codecs.kernels.scales import SHARED_BY, Grid, scratch
 from thinwire.spec import Spec
 from thinwire.types import InputError, Payload, TensorSpec, require
 
@@ -102,7 +101,7 @@ class Uniform(Spec):
         values = grid.spread(x.detach().to(torch.float32).contiguous())
         if self._is_compiled(grid, values):
             share = self.clip / self.top
-            found = native.quantised(values, share, scales.bounds(self.scale_dtype), self.top)
+            found = kernel_calls.quantised(values, share, scales.bounds(self.scale_dtype), self.top)
             if found is not None:  # else what follows says what is wrong
                 return grid.gather(found[0]), found[1]
         steps, peak = self._steps(values, grid)
@@ -116,7 +115,7 @@ class Uniform(Spec):
         grid = self._grid(spec)
         values, x = grid.spread(codes.reshape(spec.shape)), None
         if self._is_compiled(grid, values, stored):
-            x = native.dequantised(values, stored, scales.bounds(self.scale_dtype), self.top)
+            x = kernel_calls.dequantised(values, stored, scales.bounds(self.scale_dtype), self.top)
         if x is None:  # and here it is said what is wrong
             x = self._values(values, grid, scales.load(stored, self.scale_dtype))
         if spec.dtype == torch.float16:
@@ -136,7 +135,7 @@ class Uniform(Spec):
     def _is_compiled(self, grid: Grid, *tensors: Tensor) -> bool:
         """Return whether there is a compiled pass: for the default, one bfloat16 scale a row of the grid."""
         plain = self.bits > 1 and self.rounding == "nearest" and self.scale_dtype == "bfloat16"
-        return plain and grid.by == "row" and grid.rows > 0 and native.there(*tensors)
+        return plain and grid.by == "row" and grid.rows > 0 and kernel_calls.there(*tensors)
 
     def _grid(self, spec: TensorSpec) -> Grid:
         return Grid.of(spec, self.scale, self.group)

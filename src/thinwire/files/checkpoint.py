@@ -19,8 +19,8 @@ from typing import Any, BinaryIO, NamedTuple
 import torch
 from torch import Tensor
 
-from thinwire.files.header import METADATA, MOST, PREFIX, end_of, fields, header
 from thinwire.files.lfs import HEAD, MEANING, check_fetched
+from thinwire.files.safetensors import METADATA, MOST, PREFIX, end_of, fields, header
 from thinwire.replacing import replacing, sweep
 from thinwire.state.layout import MOST_NBYTES
 from thinwire.state.words import imprint

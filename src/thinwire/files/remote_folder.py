@@ -12,7 +12,7 @@ from typing import Any
 from urllib.parse import urlsplit
 from uuid import uuid4
 
-from thinwire.files.place import check_size, shown
+from thinwire.files.base import check_size, shown
 from thinwire.replacing import FULL, PART
 from thinwire.types import InputError, MissingExtra, PayloadError
 

@@ -9,8 +9,8 @@ from pathlib import Path
 
 from torch import Tensor
 
+from thinwire.files import PART_REST, REST
 from thinwire.files.checkpoint import INDEX, SUFFIX, files_of, folder_of, read_checkpoint
-from thinwire.files.resting import PART_REST, REST
 from thinwire.types import InputError, require
 
 LOOK = 0.1  # seconds between two looks

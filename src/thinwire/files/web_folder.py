@@ -21,9 +21,9 @@ from http.client import (
 from time import monotonic
 from typing import Any
 from urllib.parse import SplitResult, quote, unquote, urlsplit
+from urllib.request import getproxies, proxy_bypass
 
-from thinwire.files.place import check_size, shown
-from thinwire.files.proxy import way
+from thinwire.files.base import check_size, shown
 from thinwire.links.names import reach
 from thinwire.types import WRONG_VALUES, InputError, PayloadError
 
@@ -219,3 +219,14 @@ class WebFolder:
 
     def sizes(self, folder: str) -> dict[str, int | None]:
         raise InputError(f"{self.where} cannot be listed; publish to the folder that the server shows")
+
+
+def way(url: str) -> str:
+    """Return the end of a sentence on a server that does not answer as it should; empty without a proxy."""
+    parts = urlsplit(url)
+    host, proxy = parts.hostname or "", getproxies().get(parts.scheme, "")
+    if not proxy or proxy_bypass(parts.netloc.rpartition("@")[2]):
+        return ""
+    name = shown(proxy if "//" in proxy else f"//{proxy}").removeprefix("//")
+    variable = f"{parts.scheme}_proxy"
+    return f"; the way there is by the proxy {name}, as {variable} says: mend that, or put {host} in no_proxy"

@@ -12,8 +12,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from thinwire.files.folder import PlainFolder
-from thinwire.files.place import Folder
+from thinwire.files.base import Folder
+from thinwire.files.local_folder import PlainFolder
 from thinwire.uses import uses
 
 HEAD = 4096  # bytes of a file that its kind is told by

@@ -12,7 +12,7 @@ import torch
 from federation import Same
 
 from thinwire.channels import wire
-from thinwire.channels.frame import SHARED
+from thinwire.channels.channel import SHARED
 from thinwire.codecs import Raw
 from thinwire.types import DesyncError, Entry, Mode, Packet, Payload, PayloadError, Section, TensorSpec
 from thinwire.uses.federated.aggregation import Periodic

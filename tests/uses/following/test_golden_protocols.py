@@ -13,7 +13,7 @@ sys.path.insert(0, str(HERE))
 
 from make_protocols import FILE, HELLO, MATCHED, MESSAGES, REQUEST, SHELF, TOKEN, golden, state  # noqa: E402
 
-from thinwire.files import wrapping  # noqa: E402
+from thinwire.files import safetensors  # noqa: E402
 from thinwire.links.pair import segment  # noqa: E402
 from thinwire.links.relay import handshake  # noqa: E402
 from thinwire.state import saved  # noqa: E402
@@ -57,7 +57,7 @@ def test_golden_bytes_are_read_as_they_were(tmp_path: Path) -> None:
     assert handshake.answered(key, HELLO, asking, GOLDEN["relay 2 answer"]) == MATCHED
     assert manifest.unpack(GOLDEN["shelf manifest"], Proof(None), "here") == SHELF
     assert manifest.unpack(GOLDEN["shelf manifest, signed"], Proof(TOKEN), "here") == SHELF
-    assert wrapping.unwrap(GOLDEN["shelf file"]) == b"body"
+    assert safetensors.unwrap(GOLDEN["shelf file"]) == b"body"
     found = segment.parse(GOLDEN["segment"])
     assert (found.session, found.number, found.ack, found.repair, found.arrived) == (1, 2, 3, 4, 5)
     assert (found.kind, found.label, found.body) == (segment.Kind.DATA, "forward", b"body")

@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 from store_examples import example, leg
 
-from thinwire.files.wrapping import unwrap, wrap
+from thinwire.files.safetensors import unwrap, wrap
 from thinwire.state.layout import Layout
 from thinwire.types import AuthError, PayloadError
 from thinwire.uses.following.pull import manifest as manifests

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 
-from thinwire.files.header import METADATA
+from thinwire.files.safetensors import METADATA
 from thinwire.types import ByteCursor, InputError, PayloadError
 from thinwire.uses.models import container, feedback
 from thinwire.uses.models.codes import NOTE, code_tensors, from_code_tensors

@@ -11,8 +11,8 @@ from uuid import uuid4
 import pytest
 from scenes import layered
 
-from thinwire.files.folder import PlainFolder, open_folder
-from thinwire.files.place import Folder
+from thinwire.files.base import Folder
+from thinwire.files.local_folder import PlainFolder, open_folder
 from thinwire.types import InputError, LinkError, PayloadError
 from thinwire.uses.scenes.delivery import MANIFEST, deliver, fetch, first_pieces, is_there, read_manifest
 from thinwire.uses.scenes.files.container import read_outline, read_scene

@@ -10,8 +10,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from thinwire.codecs.base import in_a_row
-from thinwire.codecs.kernels import native
+from thinwire.codecs.codec import in_a_row
+from thinwire.codecs.kernels import kernel_calls
 
 TABLE = 1 << 16
 _GOLDEN = 0x9E3779B97F4A7C15
@@ -73,8 +73,8 @@ def dithered(x: Tensor, key: int, step: Tensor, sign: int = 1) -> Tensor:
     The noise has 16 significant bits. Where the step has at most 8, their product is exact, as a level times
     the step is: a sum that a device fuses with either comes to the same.
     """
-    if x.numel() and native.there(x):
-        return native.dithered(x, key, _table("cpu", None), sign * float(step))
+    if x.numel() and kernel_calls.there(x):
+        return kernel_calls.dithered(x, key, _table("cpu", None), sign * float(step))
     noise = torch.zeros_like(x)
     add_dither(noise, key)
     return noise.mul_(sign * step).add_(x)

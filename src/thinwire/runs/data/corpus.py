@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from itertools import accumulate
 from pathlib import Path
 
-from thinwire.files.place import at_home
+from thinwire.files.base import at_home
 from thinwire.runs.data.documents import (
     RECORDS,
     Document,

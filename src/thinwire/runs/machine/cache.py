@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from thinwire.files.place import at_home
+from thinwire.files.base import at_home
 from thinwire.types import InputError
 
 

@@ -14,9 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from thinwire.files.base import at_home
 from thinwire.files.lfs import check_fetched
-from thinwire.files.place import at_home
-from thinwire.files.proxy import way
+from thinwire.files.web_folder import way
 from thinwire.runs.data.corpus import Corpus
 from thinwire.runs.models.cnn import CNN, CnnConfig
 from thinwire.runs.models.families import Conversion, family_of, import_transformers, meta_model

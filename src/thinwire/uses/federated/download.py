@@ -9,8 +9,7 @@ from typing import Protocol, runtime_checkable
 from torch import Tensor
 
 from thinwire.channels import wire
-from thinwire.channels.channel import Scheme, Sender
-from thinwire.channels.frame import SHARED
+from thinwire.channels.channel import SHARED, Scheme, Sender
 from thinwire.codecs import Cast, Codec, Raw, TopK, Uniform
 from thinwire.spec import Spec
 from thinwire.types import InputError, require

@@ -8,8 +8,7 @@ import torch
 from torch import Tensor
 
 from thinwire.channels import wire
-from thinwire.channels.channel import Receiver
-from thinwire.channels.frame import SHARED, checks
+from thinwire.channels.channel import SHARED, Receiver, checks
 from thinwire.channels.memory import Delta
 from thinwire.codecs import Raw
 from thinwire.state.layout import Layout

@@ -10,8 +10,7 @@ import torch
 from torch import Tensor
 
 from thinwire.channels import wire
-from thinwire.channels.channel import Receiver, Scheme, Sender
-from thinwire.channels.frame import SHARED
+from thinwire.channels.channel import SHARED, Receiver, Scheme, Sender
 from thinwire.channels.memory import Delta
 from thinwire.channels.references import under
 from thinwire.codecs import Codec

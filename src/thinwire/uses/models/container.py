@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from thinwire.codecs import zstd
-from thinwire.files.framing import Frame, Head, checked
+from thinwire.files.safetensors import FileHead, PackedFormat, checked
 from thinwire.types import PayloadError, require
 from thinwire.uses.models.companions import SMALL, check_names
 from thinwire.uses.models.entry import DTYPES, Entry, shape_of
@@ -30,7 +30,7 @@ DECODING = 16  # bytes a weight that decoding codes takes, whatever type comes o
 CHECK = 8  # bytes of a hash
 LEVEL = 19  # of Zstandard, for files
 TENSOR, FILE, PADDING = "tensor:", "file:", "padding"
-FRAME = Frame("thinwire.model", "model", VERSION, MAX_HEADER, OLDEST)
+FRAME = PackedFormat("thinwire.model", "model", VERSION, MAX_HEADER, OLDEST)
 
 
 @dataclass(frozen=True, eq=False)
@@ -101,7 +101,7 @@ def read_model(data: bytes | memoryview) -> PackedModel:
     return model
 
 
-def _streams(data: bytes | memoryview, head: Head) -> dict[str, memoryview]:
+def _streams(data: bytes | memoryview, head: FileHead) -> dict[str, memoryview]:
     """Return the bytes of each part, which end where the file does."""
     at, whole = head.begin, memoryview(data)
     for name, (_, at) in head.places.items():

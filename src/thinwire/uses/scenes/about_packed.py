@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from thinwire.files.place import Folder
+from thinwire.files.base import Folder
 from thinwire.types import PayloadError
 from thinwire.uses.scenes.about_scene import bounds
 from thinwire.uses.scenes.delivery import MANIFEST, fetch, read_manifest

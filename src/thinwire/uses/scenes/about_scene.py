@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from thinwire.files.folder import PlainFolder
-from thinwire.files.place import Folder
+from thinwire.files.base import Folder
+from thinwire.files.local_folder import PlainFolder
 from thinwire.types import InputError
 from thinwire.uses.scenes.files.scene_file import FORMS, form_of, read_scene_file
 from thinwire.uses.scenes.scene import Splats, cleaned

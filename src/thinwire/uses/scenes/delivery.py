@@ -14,7 +14,7 @@ from contextlib import suppress
 from itertools import accumulate
 from typing import Any, NamedTuple
 
-from thinwire.files.place import Folder, refusal
+from thinwire.files.base import Folder, refusal
 from thinwire.types import WRONG_VALUES, InputError, LinkError, PayloadError, require
 from thinwire.uses.scenes.files.container import MAX_LAYERS, read_outline
 

@@ -11,7 +11,7 @@ from contextlib import suppress
 
 import zmq
 
-from thinwire.codecs.kernels import native as codec_passes
+from thinwire.codecs.kernels import kernel_calls as codec_passes
 from thinwire.codecs.zstd import literals
 from thinwire.links.tcp import congestion
 from thinwire.runs.emulator.possible import why_not

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from thinwire.codecs import Codec, Raw
-from thinwire.codecs.inner import require_codec
+from thinwire.codecs.codec import require_codec
 from thinwire.spec import Spec
 from thinwire.types import InputError, require
 from thinwire.uses.federated.choosing.device import Assignment, Device, Situation

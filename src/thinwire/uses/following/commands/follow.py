@@ -7,7 +7,7 @@ from typing import Annotated, Any
 
 import typer
 
-from thinwire.files.place import shown
+from thinwire.files.base import shown
 from thinwire.links.security import read_token
 from thinwire.runs.machine.interrupts import stopped_by_signals
 from thinwire.runs.terminal.options import with_config

@@ -12,7 +12,7 @@ from typing import Any
 from torch import Tensor
 
 from thinwire.files.checkpoint import read_checkpoint, write_checkpoint
-from thinwire.files.folder import open_folder
+from thinwire.files.local_folder import open_folder
 from thinwire.links.address import Address
 from thinwire.replacing import replacing
 from thinwire.runs.machine.files import file_trouble

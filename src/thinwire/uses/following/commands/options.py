@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from thinwire.dtypes import FLOATS, SHORT, name_of
-from thinwire.files.resting import PART_REST, REST
+from thinwire.files import PART_REST, REST
 from thinwire.links.address import Address
 from thinwire.runs import shared_options as shared
 from thinwire.runs.options import Options, option

@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from dataclasses import replace
 
-from thinwire.files.place import Folder
+from thinwire.files.base import Folder
 from thinwire.replacing import PART
 from thinwire.types import AuthError, InputError, PayloadError
 from thinwire.uses.following.pull.manifest import KEYFRAMES, MAX_MANIFEST, PATCHES, STATE, Manifest, unpack

@@ -10,8 +10,8 @@ import math
 import time
 from collections.abc import Callable
 
-from thinwire.files.place import Folder
-from thinwire.files.wrapping import unwrap
+from thinwire.files.base import Folder
+from thinwire.files.safetensors import unwrap
 from thinwire.state.layout import Layout
 from thinwire.state.patches.body import most
 from thinwire.state.patches.patch import Patch, Version

@@ -8,8 +8,8 @@ from typing import Any
 
 from torch import Tensor
 
-from thinwire.files.folder import open_folder
-from thinwire.files.place import Folder
+from thinwire.files.base import Folder
+from thinwire.files.local_folder import open_folder
 from thinwire.state.history import History
 from thinwire.state.layout import MAX_NBYTES, Layout
 from thinwire.state.patches.patch import Version

@@ -12,7 +12,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from thinwire.files.folder import open_folder
+from thinwire.files.local_folder import open_folder
 from thinwire.state.code.stream import check_coder
 from thinwire.state.layout import MAX_NBYTES, TooLarge
 from thinwire.state.patches.patch import Version

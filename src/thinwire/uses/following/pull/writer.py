@@ -13,8 +13,8 @@ from types import TracebackType
 from typing import Any
 from uuid import uuid4
 
-from thinwire.files.folder import open_folder
-from thinwire.files.place import refusal
+from thinwire.files.base import refusal
+from thinwire.files.local_folder import open_folder
 from thinwire.links.inbox import renewed
 from thinwire.state.code.stream import check_coder
 from thinwire.state.history import History

@@ -14,8 +14,8 @@ from collections.abc import Callable, Iterable
 from contextlib import suppress
 from dataclasses import replace
 
-from thinwire.files.place import Folder
-from thinwire.files.wrapping import wrap
+from thinwire.files.base import Folder
+from thinwire.files.safetensors import wrap
 from thinwire.replacing import PART
 from thinwire.state.history import History
 from thinwire.state.layout import Layout

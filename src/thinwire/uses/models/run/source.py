@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor, nn
 
+from thinwire.files.base import at_home
 from thinwire.files.checkpoint import SINGLE, SUFFIX, Stored, files_of, folder_of, write_checkpoint
-from thinwire.files.place import at_home
 from thinwire.runs.data.corpus import load_corpus
 from thinwire.runs.models.families import Conversion, import_transformers, meta_model
 from thinwire.runs.models.smollm import smollm_folder

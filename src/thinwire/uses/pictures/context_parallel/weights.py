@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from thinwire.codecs.base import in_a_row
+from thinwire.codecs.codec import in_a_row
 
 SAMPLES = 4096  # values of a tensor that are read before each picture
 _PIECE = 1 << 24  # bytes that are copied from a device at a time

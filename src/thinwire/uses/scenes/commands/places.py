@@ -32,7 +32,7 @@ class PackedOut:
             require(not URL.match(place), InputError, f"{place} is a file; give the folder, ending in /")
             check_new(Path(place), force)
             return
-        from thinwire.files.folder import open_folder
+        from thinwire.files.local_folder import open_folder
         from thinwire.uses.scenes.delivery import is_there
 
         self._folder = open_folder(place)
@@ -58,7 +58,7 @@ def read_packed(place: str, prefix: int | None = None) -> bytes:
     if not URL.match(place):
         with Path(place).open("rb") as file:
             return file.read() if prefix is None else file.read(prefix)
-    from thinwire.files.folder import open_folder
+    from thinwire.files.local_folder import open_folder
 
     path, mark, query = place.partition("?")
     folder, _, name = path.rpartition("/")
@@ -70,7 +70,7 @@ def read_packed(place: str, prefix: int | None = None) -> bytes:
 
 def read_pieces(place: str) -> bytes:
     """Return the packed file whose layers are in a folder or store. Errors: ``InputError``, ``LinkError``."""
-    from thinwire.files.folder import open_folder
+    from thinwire.files.local_folder import open_folder
     from thinwire.uses.scenes.delivery import fetch, read_manifest
 
     folder = open_folder(place)

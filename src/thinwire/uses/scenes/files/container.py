@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
-from thinwire.files.framing import Frame, Head, checked
+from thinwire.files.safetensors import FileHead, PackedFormat, checked
 from thinwire.types import PayloadError, require
 from thinwire.uses.scenes.part import Layer, Part
 
@@ -17,7 +17,7 @@ VERSION = 1
 PARTS = ("stays", "stand_in", "finer")
 MAX_HEADER, MAX_LAYERS = 1 << 20, 64  # bytes; layers
 FREE, PER_BYTE = 1 << 16, 1  # splats that any part may have, and more for each byte of it: real ones take 3
-FRAME = Frame("thinwire.scene", "scene", VERSION, MAX_HEADER)
+FRAME = PackedFormat("thinwire.scene", "scene", VERSION, MAX_HEADER)
 Streams = dict[str, tuple[int, int]]  # where each is behind the header
 
 
@@ -120,7 +120,7 @@ def _parsed(
     return heads, places, ends, head.begin
 
 
-def _by_layer(head: Head, heads: list[dict[str, Any]]) -> tuple[list[dict[str, Streams]], list[int]]:
+def _by_layer(head: FileHead, heads: list[dict[str, Any]]) -> tuple[list[dict[str, Streams]], list[int]]:
     """Return where the streams of each layer's parts are, layer by layer, and where each layer ends."""
     found = [{name: Streams() for name in own} for own in heads]
     last, ends = 0, [head.begin] * len(heads)

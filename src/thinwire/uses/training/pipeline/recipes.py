@@ -16,7 +16,7 @@ from typing import Annotated
 
 from thinwire.channels.channel import Scheme
 from thinwire.channels.memory import Delta, FirstVisit, NoMemory
-from thinwire.choosing.ladder import BF16, EXACT, Rung
+from thinwire.choosing.policy import BF16, EXACT, Rung
 from thinwire.choosing.registry import Parameter, Recipe, Registry
 from thinwire.codecs import (
     Cast,

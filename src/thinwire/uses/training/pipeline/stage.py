@@ -23,8 +23,7 @@ from torch.distributed.pipelining._utils import _StageBackwardMeta, _StageForwar
 from torch.distributed.pipelining.stage import InferenceMode
 
 from thinwire.channels import wire
-from thinwire.channels.channel import Scheme
-from thinwire.channels.frame import row_ids, sample_ids
+from thinwire.channels.channel import Scheme, row_ids, sample_ids
 from thinwire.channels.memory import NoMemory
 from thinwire.channels.references import Store, TensorStore
 from thinwire.types import WRONG_VALUES, InputError, PayloadError

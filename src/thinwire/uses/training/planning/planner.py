@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
-from thinwire.choosing.ladder import gaussian_bits
+from thinwire.choosing.policy import gaussian_bits
 from thinwire.runs.models.cuts import counted_costs, embedding_numel
 from thinwire.runs.models.lora import require_peft
 from thinwire.runs.models.source import model_config

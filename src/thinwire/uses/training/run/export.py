@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import nn
 
-from thinwire.files.place import at_home
+from thinwire.files.base import at_home
 from thinwire.replacing import PART, replacing
 from thinwire.runs.machine.interrupts import held_back
 from thinwire.runs.models.folder import (

@@ -10,7 +10,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from thinwire.files.place import at_home
+from thinwire.files.base import at_home
 from thinwire.links.shape import LinkShape
 from thinwire.replacing import replacing
 from thinwire.runs.data.batches import Batches

@@ -10,7 +10,7 @@ from itertools import pairwise
 import pytest
 
 from tests.uses.training.replicas.choosing.lines import cnn, drawn, predicted, wavering
-from thinwire.choosing.base import Policy
+from thinwire.choosing.policy import Policy
 from thinwire.types import InputError
 from thinwire.uses.training.replicas.choosing.deco import (
     LEAST_RATIO,

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 
-from thinwire.choosing.ladder import Rung
+from thinwire.choosing.policy import Rung
 from thinwire.types import InputError, require
 from thinwire.uses.training.pipeline.choosing.replay import Hop, Pipeline, Stage, step_seconds
 from thinwire.uses.training.pipeline.choosing.site import Choice, Site
@@ -32,7 +32,7 @@ class HideBehindCompute:
     A site without any estimate yet stays on the floor; one whose estimate is lost or older than ``max_age``
     seconds stays where it is.
 
-    >>> from thinwire.choosing.ladder import BF16, EXACT
+    >>> from thinwire.choosing.policy import BF16, EXACT
     >>> policy = HideBehindCompute((BF16, EXACT), (BF16, EXACT))
     >>> site = Site(0, 1, values=10**6, messages=4, rate=1e6, rtt=0.06, sender_s=1.0, receiver_s=1.0)
     >>> policy.choose([site])[0].reason

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from thinwire.choosing.base import Policy
+from thinwire.choosing.policy import Policy
 from thinwire.codecs import Codec
 
 FORWARD, BACKWARD = "forward", "backward"  # the roles of a pipeline's recipes

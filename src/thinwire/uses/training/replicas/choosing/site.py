@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from thinwire.choosing.base import Policy
+from thinwire.choosing.policy import Policy
 from thinwire.types import InputError, require
 
 KEPT_BITS = 21.0  # a kept value of a sparse message: 8 of the value, 12 of its position, the chunk's scale

@@ -10,8 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.files.checkpoint import HASH, IMPRINT, TensorEntry, read_checkpoint, read_header
-from thinwire.files.header import MOST, PREFIX, end_of
-from thinwire.files.wrapping import TENSOR, unwrap
+from thinwire.files.safetensors import MOST, PREFIX, TENSOR, end_of, unwrap
 from thinwire.state.layout import Layout, Slot
 from thinwire.state.patches.patch import Patch
 from thinwire.state.replica import Replica

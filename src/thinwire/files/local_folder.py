@@ -12,7 +12,7 @@ import stat
 from pathlib import Path
 from urllib.parse import urlsplit
 
-from thinwire.files.place import Folder, at_home, check_size
+from thinwire.files.base import Folder, at_home, check_size
 from thinwire.replacing import replacing
 from thinwire.types import PayloadError
 

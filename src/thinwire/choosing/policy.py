@@ -1,15 +1,31 @@
-"""Ladders: the ways to send that a policy chooses among, from the coarsest to the exact one."""
+"""The policy contract: what was measured where something is sent, in; how to send it, out. And ladders.
+
+A ladder is the ways to send that a policy chooses among, from the coarsest to the exact one.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import Protocol, TypeVar, runtime_checkable
 
 import torch
 
 from thinwire.codecs import Cast, Codec, Raw
 
+Site = TypeVar("Site", contravariant=True)
+Choice = TypeVar("Choice", covariant=True)
 SHAPE = (4, 64, 256)  # of the Gaussian values by which a rung's bits are foretold
+
+
+@runtime_checkable
+class Policy(Protocol[Site, Choice]):
+    """A pure map from an engine's sites to choices, one a site, in order; one call weighs all of a run."""
+
+    def choose(self, sites: Sequence[Site]) -> Sequence[Choice]:
+        """Return a choice for each site."""
+        ...
 
 
 @dataclass(frozen=True)
