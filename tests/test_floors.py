@@ -51,7 +51,7 @@ ALLOWED: dict[str, set[str]] = {
     "channels": F1,
     "links.names": {"types"},
     "links.tcp.idle": {"types"},
-    "links": {"types", *LINKS},
+    "links": {"types", "heads", *LINKS},
     "collectives": {"types", *LINKS},
     "state": F1,
     "files": F0 | {"state", "links.names"},

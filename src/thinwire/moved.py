@@ -70,6 +70,18 @@ PLACES = {
     "files.wrapping": "files.safetensors",
     "policies.base": "choosing.policy",
     "policies.ladder": "choosing.policy",
+    "exchange.base": "collectives.exchange",
+    "exchange.gather": "collectives.exchange",
+    "exchange.group": "collectives.exchange",
+    "links.base": "links.link",
+    "links.greeting": "links.security",
+    "links.hub.clock": "links.hub.spoke",
+    "links.hub.events": "links.hub.station",
+    "links.loopback": "links.link",
+    "links.meeting": "links.mesh",
+    "links.pair.rate": "links.pair.estimate",
+    "links.polled": "links.sockets",
+    "links.relay.link": "links.relay.tunnel",
 }
 FOLDERS = {"assets", "assets.code", "engines", "lab", "policies", "recipes"}  # that held what moved
 

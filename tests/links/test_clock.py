@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thinwire.links.hub.clock import PeerClock
+from thinwire.links.hub.spoke import PeerClock
 
 
 @settings(deadline=None)

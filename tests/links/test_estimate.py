@@ -21,7 +21,7 @@ from thinwire.links.pair.probe import NBYTES, probe
 from thinwire.links.pair.reliable import ACK_DELAY, PIECE
 from thinwire.links.pair.segment import HEADER, TICK, TICKS, ticks
 from thinwire.links.pair.window import Acked
-from thinwire.links.shape import Timetable
+from thinwire.links.shaped import Timetable
 from thinwire.links.tcp.idle import FIRST_WINDOW, Line
 from thinwire.types import LinkError
 

@@ -13,9 +13,9 @@ from hubs import await_event, hub, spoke
 from strangers import descriptors, throw
 from waiting import HOST, LONG, until
 
-from thinwire.links.hub.events import Event, EventKind, Events
 from thinwire.links.hub.hub import Hub, _SpokeState
 from thinwire.links.hub.spoke import MAX_MESSAGE, Spoke
+from thinwire.links.hub.station import Event, EventKind, Events
 from thinwire.links.inbox import renewed
 from thinwire.links.sockets import PROBES, STALL
 from thinwire.links.tcp import info as tcp_info

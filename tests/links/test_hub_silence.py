@@ -10,9 +10,9 @@ from slow_proxy import SlowProxy
 from tcp_proxy import TcpProxy
 from waiting import HOST, LONG, until
 
-from thinwire.links.hub.events import LIMIT_NBYTES, Event, EventKind
 from thinwire.links.hub.hub import Hub
 from thinwire.links.hub.spoke import Spoke
+from thinwire.links.hub.station import LIMIT_NBYTES, Event, EventKind
 from thinwire.links.inbox import ASLEEP
 from thinwire.links.tcp import info as tcp_info
 

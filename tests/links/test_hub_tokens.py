@@ -11,9 +11,9 @@ from hubs import await_event, hub, spoke
 from tcp_proxy import TcpProxy
 from waiting import LONG, until
 
-from thinwire.links.greeting import SIGNATURE, asks_for_token
-from thinwire.links.hub.events import EventKind
-from thinwire.links.polled import REFUSALS
+from thinwire.links.hub.station import EventKind
+from thinwire.links.security import SIGNATURE, asks_for_token
+from thinwire.links.sockets import REFUSALS
 from thinwire.types import AuthError
 
 

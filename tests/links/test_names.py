@@ -13,12 +13,12 @@ import zmq
 from waiting import LONG, until
 
 from thinwire.files.web_folder import WebFolder
-from thinwire.links import ZmqLink, polled, sockets
-from thinwire.links.greeting import asks_for_token
+from thinwire.links import ZmqLink, sockets
 from thinwire.links.hub.hub import Hub
 from thinwire.links.hub.spoke import Spoke
 from thinwire.links.names import interface_names, needs_ipv6, reach, resolve
 from thinwire.links.relay.stream import Stream, open_stream, reason, serve_streams
+from thinwire.links.security import asks_for_token
 from thinwire.runs.machine.network import check_listener, check_own, way_out
 from thinwire.types import LinkError
 
@@ -181,8 +181,8 @@ def test_an_address_that_says_nothing_costs_a_quarter_of_a_second(monkeypatch: p
 
 def test_who_is_not_known_yet_is_looked_up_again(monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[str] = []
-    monkeypatch.setattr(polled, "dial_again", _noting(asked, polled.dial_again))
-    monkeypatch.setattr(polled, "REDIAL", 0.1)
+    monkeypatch.setattr(sockets, "dial_again", _noting(asked, sockets.dial_again))
+    monkeypatch.setattr(sockets, "REDIAL", 0.1)
     dialled = Spoke.connect("nobody.invalid", 7, token=TOKEN)
     try:
         until(lambda: len(asked) > 2)

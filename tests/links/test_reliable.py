@@ -18,7 +18,7 @@ from tcp_proxy import DOWN, UP, TcpProxy
 from waiting import until
 
 from thinwire.links import Link, LinkShape, Metered, Reliable, Shaped, ZmqLink, loopback_pair
-from thinwire.links.base import Data, LinkEstimate
+from thinwire.links.link import Data, LinkEstimate
 from thinwire.links.mesh import stack
 from thinwire.links.pair.reliable import MAX_SEGMENT, PIECE
 from thinwire.links.pair.segment import Kind, label_of, pack, parse

@@ -12,7 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thinwire.links import LinkShape, Metered, Shaped, ZmqLink, loopback_pair
-from thinwire.links.shape import SEGMENT, Timetable
+from thinwire.links.shape import SEGMENT
+from thinwire.links.shaped import Timetable
 from thinwire.types import InputError, LinkError
 
 LONG = 30.0

@@ -11,9 +11,9 @@ from tcp_proxy import TcpProxy
 from torch import Tensor, nn
 from waiting import HOST, LONG, until
 
-from thinwire.links.hub.events import EventKind
 from thinwire.links.hub.hub import Hub
 from thinwire.links.hub.spoke import Spoke
+from thinwire.links.hub.station import EventKind
 from thinwire.state.layout import Layout
 from thinwire.uses.following.push.protocol import (
     DOWN,

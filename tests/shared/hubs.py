@@ -8,10 +8,9 @@ from time import monotonic
 
 from waiting import LONG
 
-from thinwire.links.hub.events import Event, EventKind
 from thinwire.links.hub.hub import Hub
 from thinwire.links.hub.spoke import Spoke
-from thinwire.links.hub.station import Station
+from thinwire.links.hub.station import Event, EventKind, Station
 
 
 def await_event(station: Station, kind: EventKind, timeout: float = LONG) -> Event:

@@ -8,9 +8,9 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any
 
-from thinwire.links.base import Data
 from thinwire.links.inbox import pending, renewed
-from thinwire.links.mesh import LOOK, Peer, Progress, get_all
+from thinwire.links.link import Data
+from thinwire.links.mesh import LOOK, Peer, StallDeadline, get_all
 from thinwire.links.pair.reliable import PIECE
 from thinwire.types import InputError, LinkError, require
 
@@ -87,7 +87,7 @@ class Posts:
         Errors: ``LinkError`` of an awaited peer that is lost, or that names it after ``deadline`` seconds in
         which nothing moved to or from any peer.
         """
-        progress = Progress(self.peers.values(), deadline)
+        progress = StallDeadline(self.peers.values(), deadline)
         while not wait([future], LOOK).done:
             for peer in awaited():
                 if peer.mailbox.error is not None:

@@ -9,8 +9,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from thinwire.links.base import Link, LinkEstimate
-    from thinwire.links.loopback import loopback_pair
+    from thinwire.links.link import Link, LinkEstimate, loopback_pair
     from thinwire.links.mailbox import Mailbox
     from thinwire.links.mesh import Peer, connect_mesh
     from thinwire.links.metered import Metered, Snapshot, Traffic
@@ -21,8 +20,7 @@ if TYPE_CHECKING:
     from thinwire.links.shaped import Shaped
 
 _HOMES = {
-    "base": ("Link", "LinkEstimate"),
-    "loopback": ("loopback_pair",),
+    "link": ("Link", "LinkEstimate", "loopback_pair"),
     "mailbox": ("Mailbox",),
     "mesh": ("Peer", "connect_mesh"),
     "metered": ("Metered", "Snapshot", "Traffic"),

@@ -7,8 +7,8 @@ from collections import Counter, defaultdict, deque
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from thinwire.links.base import Data, Link
 from thinwire.links.inbox import renewed
+from thinwire.links.link import Data, Link
 from thinwire.types import InputError, LinkError, PayloadError, require
 
 Handler = Callable[[bytes, bytes], None]  # tag, body

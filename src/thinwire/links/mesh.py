@@ -7,18 +7,20 @@ The lower rank of a pair listens and publishes its address, the higher one conne
 
 from __future__ import annotations
 
+import json
+import os
 import secrets
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future
 from contextlib import contextmanager
 from dataclasses import dataclass
 from time import monotonic, sleep
-from typing import Any
+from typing import Any, Protocol
 
 from thinwire.links.address import Route, parse_address
-from thinwire.links.base import LinkEstimate
+from thinwire.links.link import LinkEstimate
 from thinwire.links.mailbox import Mailbox
-from thinwire.links.meeting import Meeting, RendezvousStore
 from thinwire.links.metered import Metered, wire_bytes
 from thinwire.links.names import interface_names
 from thinwire.links.pair import probe as probes
@@ -26,13 +28,13 @@ from thinwire.links.pair.reliable import LIMIT, MAX_SEGMENT, Reliable, piece_siz
 from thinwire.links.pair.segment import HEADER, label_of
 from thinwire.links.pair.zmq_link import ZmqLink
 from thinwire.links.relay.handshake import INSTANCE
-from thinwire.links.relay.link import RelayedLink, check_relay, relayed_link
+from thinwire.links.relay.tunnel import RelayedLink, check_relay, relayed_link
 from thinwire.links.security import check_host
 from thinwire.links.shape import LinkShape
 from thinwire.links.shaped import Shaped
 from thinwire.links.tcp import congestion
 from thinwire.links.tcp.counts import KernelCounts
-from thinwire.types import InputError, LinkError, require
+from thinwire.types import WRONG_VALUES, InputError, LinkError, require
 
 GRACE = 5.0  # seconds
 LEAST, POLL = 0.002, 0.05  # seconds between two looks at the store
@@ -40,6 +42,10 @@ LOOK = 0.1  # seconds between two looks at whether anything moves
 EVERYWHERE = ("0.0.0.0", "::")
 AnyLink = ZmqLink | RelayedLink
 Made = tuple[int, AnyLink]  # the other rank, and the link to it
+_LIFE = secrets.token_hex(8)  # of this process; a copy made by fork has the number of another
+_met: Counter[str] = Counter()  # meshes that this process has made, by key
+_answered: set[str] = set()  # words of the questions that it has answered
+_UNMET = (RuntimeError, TimeoutError, KeyError)  # how stores say that there is nothing, or that they are gone
 
 
 @dataclass(frozen=True)
@@ -108,7 +114,7 @@ class Peer:
         self.mailbox.close(timeout)
 
 
-class Progress:
+class StallDeadline:
     """A deadline in seconds that begins anew whenever something moves to or from one of some peers."""
 
     def __init__(self, peers: Iterable[Peer], deadline: float) -> None:
@@ -139,7 +145,7 @@ def get_all(
 
     ``final``: whether a message says that the rest need not come; what has come until then is returned.
     """
-    progress = Progress((*peers.values(), *others), deadline)
+    progress = StallDeadline((*peers.values(), *others), deadline)
     waiting, found = dict(sorted(peers.items())), dict[int, bytes]()
     while waiting:
         for i, (rank, peer) in enumerate(list(waiting.items())):
@@ -313,3 +319,125 @@ def stack(
         kernel=kernel,
     )
     return Peer(rank, Mailbox(reliable), reliable, shaped, meter, kernel)
+
+
+class RendezvousStore(Protocol):
+    """What is needed of a ``torch.distributed`` store."""
+
+    def set(self, key: str, value: str) -> None:
+        """Publish a value."""
+        ...
+
+    def get(self, key: str) -> bytes:
+        """Return a value, waiting for it up to the store's own timeout."""
+        ...
+
+
+class Meeting:
+    """The pairs of ``rank`` at a store, under ``prefix``: higher ranks are told where it is, lower asked.
+
+    Each question has a word of its own, and each answer is under its question's word. So nobody reads what an
+    earlier mesh, a run that failed or a process that was started again has left in the store.
+    A store without torch's ``check`` is asked by ``get``, which waits. Errors of all: ``LinkError`` where the
+    store does not answer.
+    """
+
+    def __init__(self, store: RendezvousStore | None, prefix: str, rank: int) -> None:
+        self._store: Any = store  # which ``check`` finds to be one
+        self._prefix, self._rank = prefix, rank
+        self._check: Any = getattr(store, "check", None)
+        self._told: dict[int, tuple[str, dict[str, str]]] = {}  # the address, and for which meshes of whom
+        self._asked: dict[int, str] = {}  # the word of each question to a lower rank
+
+    def check(self) -> None:
+        """Raise ``InputError`` where there is no store."""
+        require(
+            self._store is not None,
+            InputError,
+            "without a relay the ranks meet at a store; pass one to connect_mesh",
+        )
+
+    def listen(self, other: int, host: str, port: int, name: str) -> None:
+        """Let ``answer`` tell the higher rank ``other`` that address."""
+        self._told[other] = json.dumps([host, port, name]), {}
+
+    def answer(self, others: Iterable[int]) -> None:
+        """Tell those of ``others`` that have asked for this mesh where this rank listens.
+
+        What a process that was told asks for its next mesh is left to this rank's next one.
+        """
+        for other in self._told.keys() & set(others):
+            word = self._look(self._key(self._rank, other))
+            if word and word not in _answered:
+                self._tell(word, self._key(self._rank, other, word), *self._told[other])
+
+    def _tell(self, word: str, key: str, told: str, meshes: dict[str, str]) -> None:
+        if self._check is not None and self._exists(key):
+            return  # by an earlier process of this rank
+        life, _, rest = word.partition("/")
+        mesh = rest.partition("/")[0]
+        if meshes.setdefault(life, mesh) == mesh:
+            _answered.add(word)
+            self._set(key, told)
+
+    def ask(self, other: int) -> None:
+        """Ask the lower rank ``other`` where it listens."""
+        key = self._key(other, self._rank)
+        self._asked[other] = f"{_LIFE}-{os.getpid()}/{_met[key]}/{secrets.token_hex(8)}"
+        self._set(key, self._asked[other])
+
+    def address(self, other: int) -> tuple[str, int, str] | None:
+        """Return the host, port and name that the lower rank ``other`` has answered; None before.
+
+        Errors: ``InputError`` where another process is this rank under the same prefix.
+        """
+        word, key = self._asked[other], self._key(other, self._rank)
+        found = self._look(self._key(other, self._rank, word))
+        if found is None:
+            require(
+                self._look(key) in (None, word),
+                InputError,
+                f"another process came as rank {self._rank} to the mesh {self._prefix!r} of this store; give "
+                "each process a rank of its own, and meshes that are made at the same time another prefix",
+            )
+            return None
+        try:
+            host, port, name = json.loads(found)
+            return str(host), int(port), str(name)
+        except WRONG_VALUES as e:
+            raise LinkError(f"the address that rank {other} published cannot be read") from e
+
+    def met(self) -> None:
+        """Note that the mesh is made: the next question is for another one."""
+        _met.update(self._key(other, self._rank) for other in self._asked)
+
+    def _key(self, low: int, high: int, word: str = "ask") -> str:
+        return f"{self._prefix}/{low}-{high}/{word}"
+
+    def _set(self, key: str, value: str) -> None:
+        try:
+            self._store.set(key, value)
+        except _UNMET as e:
+            raise _gone(e) from e
+
+    def _exists(self, key: str) -> bool:
+        try:
+            return bool(self._check([key]))
+        except _UNMET as e:
+            raise _gone(e) from e
+
+    def _look(self, key: str) -> str | None:
+        """Return a value, or None where there is none, or none came while the store waited."""
+        if self._check is not None and not self._exists(key):
+            return None
+        try:
+            return bytes(self._store.get(key)).decode(errors="replace")
+        except _UNMET as e:
+            if self._check is None:
+                return None
+            raise _gone(e) from e
+
+
+def _gone(error: Exception) -> LinkError:
+    why = str(error).partition("\n")[0][:200]
+    return LinkError(f"the store where the ranks meet does not answer ({why}); see whether its holder runs")

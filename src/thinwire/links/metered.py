@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from threading import Lock
 
-from thinwire.links.base import Data, Link, LinkEstimate
+from thinwire.links.link import Data, Link, LinkEstimate
 
 SHORT_FRAME = 255  # bytes; a longer ZMTP frame has a length of 8 bytes instead of 1
 CURVE_OVERHEAD = 33  # bytes: command name 8, nonce 8, MAC 16, flags 1 (RFC 26)

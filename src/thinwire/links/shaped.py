@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import threading
 from collections import deque
 from collections.abc import Callable, Iterator
@@ -11,10 +12,12 @@ from dataclasses import dataclass
 from functools import partial
 from time import monotonic
 
-from thinwire.links.base import Data, Link, LinkEstimate
+import numpy as np
+
 from thinwire.links.inbox import failed, pending, renewed
+from thinwire.links.link import Data, Link, LinkEstimate
 from thinwire.links.metered import redial, wire_bytes
-from thinwire.links.shape import LinkShape, Timetable
+from thinwire.links.shape import SEGMENT, LinkShape
 from thinwire.types import LinkError
 
 
@@ -175,3 +178,40 @@ def _pass_on(done: Future[None], source: Future[None]) -> None:
         done.set_result(None)
     else:
         done.set_exception(error)
+
+
+class Timetable:
+    """When each message of one direction arrives: a serialiser at the shape's rate, then propagation.
+
+    A message holds the line for size / rate seconds, first come, first served; it arrives when its last
+    byte has left and the delay and its jitter have passed, never before an earlier one. Every segment of
+    ``SEGMENT`` bytes is lost with probability ``loss``; lost segments hold the line once more, and a
+    message that lost any is one round trip late.
+    """
+
+    def __init__(self, shape: LinkShape, seed: int = 0) -> None:
+        self.shape = shape
+        self._rng = np.random.default_rng(seed)
+        self._line_free = 0.0
+        self._last = 0.0
+
+    def arrival(self, now: float, nbytes: int, shaped: bool = True) -> float:
+        """Return when a message of ``nbytes`` sent at ``now`` arrives; not ``shaped``: at once, in order."""
+        due = self._crossing(now, nbytes) if shaped else now
+        self._last = max(self._last, due)
+        return self._last
+
+    def _crossing(self, now: float, nbytes: int) -> float:
+        shape, resent = self.shape, self._resent(nbytes)
+        start = max(now, self._line_free)
+        self._line_free = start + ((nbytes + resent * SEGMENT) / shape.rate if shape.rate else 0.0)
+        late = 2 * shape.delay if resent else 0.0
+        jitter = shape.jitter * self._rng.random() if shape.jitter else 0.0
+        return self._line_free + shape.delay + jitter + late
+
+    def _resent(self, nbytes: int) -> int:
+        total, lost = 0, math.ceil(nbytes / SEGMENT)
+        while self.shape.loss and lost:  # a segment sent again can be lost again
+            lost = int(self._rng.binomial(lost, self.shape.loss))
+            total += lost
+        return total

@@ -14,8 +14,8 @@ from following import Liar, answer, hello, publisher, same, small, stranger, tra
 from tcp_proxy import TcpProxy
 from waiting import HOST, LONG
 
-from thinwire.links.hub.events import EventKind
 from thinwire.links.hub.hub import Hub
+from thinwire.links.hub.station import EventKind
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
 from thinwire.state.patches import body

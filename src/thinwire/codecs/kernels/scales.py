@@ -28,6 +28,11 @@ from torch.nn import functional
 
 from thinwire.types import PayloadError, TensorSpec
 
+OCTAVES = 32 * 8  # codes of one e5m3 byte: 32 octaves of 8 steps
+SHARED_BY = ("tensor", "channel", "token", "group")
+BLOCK = 1 << 18  # values to work on at a time on a CPU: enough to hide call overhead, and near its caches
+_kept = threading.local()
+
 
 @dataclass(frozen=True)
 class ScaleFormat:
@@ -44,11 +49,6 @@ FORMATS = {
     "float16": ScaleFormat(torch.float16, 10, 2.0**-14, 65504.0),
     "e5m3": ScaleFormat(torch.uint8, 3, 2.0**-100, 2.0**120),
 }
-OCTAVES = 32 * 8  # codes of one e5m3 byte: 32 octaves of 8 steps
-SHARED_BY = ("tensor", "channel", "token", "group")
-BLOCK = 1 << 18  # values to work on at a time on a CPU: enough to hide call overhead, and near its caches
-
-_kept = threading.local()
 
 
 def store(scale: Tensor, name: str) -> Tensor:

@@ -16,11 +16,10 @@ import zmq
 
 from thinwire.links.address import check_port, shown
 from thinwire.links.hub import station
-from thinwire.links.hub.events import Event, EventKind
+from thinwire.links.hub.station import Event, EventKind
 from thinwire.links.metered import Traffic, wire_bytes
-from thinwire.links.polled import BURST
 from thinwire.links.security import check_host
-from thinwire.links.sockets import REFUSED, dialled_at, listen
+from thinwire.links.sockets import BURST, REFUSED, dialled_at, listen
 from thinwire.links.tcp import congestion
 
 MAX_REQUEST = 4096  # bytes of a message from a spoke

@@ -7,7 +7,7 @@ import os
 from concurrent.futures import Future
 from time import monotonic, sleep
 
-from thinwire.links.base import LinkEstimate
+from thinwire.links.link import LinkEstimate
 from thinwire.links.mailbox import FILLER, Mailbox
 from thinwire.links.pair.reliable import Reliable
 from thinwire.links.pair.segment import TICK

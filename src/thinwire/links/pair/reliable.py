@@ -10,8 +10,8 @@ from concurrent.futures import Future
 from time import monotonic
 from typing import ClassVar
 
-from thinwire.links.base import Data, Link, LinkEstimate
 from thinwire.links.inbox import ASLEEP, Inbox, failed, pending, renewed
+from thinwire.links.link import Data, Link, LinkEstimate
 from thinwire.links.metered import redial
 from thinwire.links.pair.estimate import Estimator
 from thinwire.links.pair.segment import HEADER, PING, PONG, TICK, Kind, Segment, pack, parse, ticks

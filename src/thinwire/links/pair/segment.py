@@ -18,7 +18,7 @@ import struct
 import zlib
 from dataclasses import dataclass
 
-from thinwire.links.base import Data
+from thinwire.links.link import Data
 from thinwire.types import PayloadError, require
 
 _REST = struct.Struct("<IIIIIBB")  # all but the crc

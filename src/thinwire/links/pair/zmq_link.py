@@ -15,13 +15,23 @@ from typing import Any, Self
 import zmq
 
 from thinwire.links.address import check_port, shown
-from thinwire.links.base import Data, LinkEstimate
-from thinwire.links.greeting import asks_for_token
 from thinwire.links.inbox import Inbox, failed, pending, renewed
+from thinwire.links.link import Data, LinkEstimate
 from thinwire.links.names import tried
-from thinwire.links.polled import BURST, CONNECT, IDLE, REFUSALS, PolledSocket, is_certain
-from thinwire.links.security import REMEDY, check_host, secure_connector
-from thinwire.links.sockets import REFUSED, WATCHED, endpoint, listen, open_socket
+from thinwire.links.security import REMEDY, asks_for_token, check_host, secure_connector
+from thinwire.links.sockets import (
+    BURST,
+    CONNECT,
+    IDLE,
+    REFUSALS,
+    REFUSED,
+    WATCHED,
+    PolledSocket,
+    endpoint,
+    is_certain,
+    listen,
+    open_socket,
+)
 from thinwire.links.tcp import congestion
 from thinwire.types import AuthError, InputError, LinkError
 

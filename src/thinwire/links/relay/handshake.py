@@ -11,11 +11,10 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-import struct
-from dataclasses import dataclass
 from enum import IntEnum
-from typing import NamedTuple
+from typing import Annotated, NamedTuple
 
+from thinwire.heads import U8, Head
 from thinwire.types import PayloadError, require
 
 MAGIC = b"thinwire-relay-2"
@@ -28,9 +27,7 @@ PASS = b"thinwire-relay-pass-"
 
 PING, PONG, CALL, GO, BUSY = b"i", b"o", b"c", b"g", b"b"  # after the verdict, with a listening client
 
-_REQUEST = struct.Struct(f">B{NAME}s{INSTANCE}s{INSTANCE}s")
 HELLO = len(MAGIC) + NONCE  # bytes, from the relay
-ASKING = len(MAGIC) + NONCE + _REQUEST.size + PROOF  # bytes, from the client
 ANSWER = 1 + INSTANCE + PROOF  # bytes, from the relay
 
 
@@ -52,29 +49,20 @@ class Verdict(IntEnum):
     FULL = 5
 
 
-@dataclass(frozen=True)
-class Request:
+class Request(Head):
     """What a client wants: to be one end of the pair ``name``; ``instance`` is drawn at each start.
 
     ``partner``: the one instance of the other end that a dialler talks to, once it has been with it. A relay
     leaves aside that of a listener, which decides for itself who is put through to it.
     """
 
-    role: Role
-    name: bytes
-    instance: bytes
-    partner: bytes = ANYBODY
+    role: U8  # a ``Role``
+    name: Annotated[bytes, f"{NAME}s"]
+    instance: Annotated[bytes, f"{INSTANCE}s"]
+    partner: Annotated[bytes, f"{INSTANCE}s"] = ANYBODY
 
-    def pack(self) -> bytes:
-        """Return the request's bytes."""
-        return _REQUEST.pack(self.role, self.name, self.instance, self.partner)
 
-    @classmethod
-    def parse(cls, data: bytes) -> Request:
-        """Read what ``pack`` wrote; ``PayloadError`` for an unknown role."""
-        role, name, instance, partner = _REQUEST.unpack(data)
-        require(role in tuple(Role), PayloadError, f"no relay client has the role {role}")
-        return cls(Role(role), name, instance, partner)
+ASKING = len(MAGIC) + NONCE + Request.FORM.size + PROOF  # bytes, from the client
 
 
 def relay_pass(token: bytes) -> str:
@@ -113,7 +101,9 @@ def asked(key: bytes, hello: bytes, asking: bytes) -> Request | None:
     body, proof = asking[:-PROOF], asking[-PROOF:]
     if not hmac.compare_digest(proof, _proof(key, b"client", hello + body)):
         return None
-    return Request.parse(body[len(MAGIC) + NONCE :])
+    request = Request.unpack(body[len(MAGIC) + NONCE :])
+    require(request.role in tuple(Role), PayloadError, f"no relay client has the role {request.role}")
+    return request
 
 
 class Answer(NamedTuple):

@@ -176,7 +176,7 @@ class RelayServer:
             await reply(Answer(Verdict.FULL))
         else:
             self._promote()
-            serve = self._listen if request.role is Role.LISTEN else self._dial
+            serve = self._listen if request.role == Role.LISTEN else self._dial
             await serve(stream, request, reply)
 
     def _promote(self) -> None:

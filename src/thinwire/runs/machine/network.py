@@ -12,8 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from thinwire.links.address import shown
-from thinwire.links.greeting import mechanism, read_greeting
 from thinwire.links.names import interface_names, resolve
+from thinwire.links.security import mechanism, read_greeting
 from thinwire.links.tcp.congestion import IDLE, KEEPING
 from thinwire.types import AuthError, InputError, LinkError, require
 

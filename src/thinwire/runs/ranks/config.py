@@ -119,7 +119,7 @@ class RunConfig(Options):
         # Imported here, because a reader of records needs none of them.
         from thinwire.links.address import Route
         from thinwire.links.profile import plain_shape
-        from thinwire.links.relay.link import check_relay
+        from thinwire.links.relay.tunnel import check_relay
         from thinwire.links.security import check_host, read_token
 
         if self.emulate:

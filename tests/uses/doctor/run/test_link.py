@@ -18,9 +18,9 @@ from listeners import HERE, LONG, TOKEN, knocking, listening, listening_process
 from torch.distributed import HashStore
 
 from thinwire.links import LinkShape, ZmqLink, sockets
-from thinwire.links.greeting import SIGNATURE
 from thinwire.links.mesh import connect_mesh
 from thinwire.links.names import resolve
+from thinwire.links.security import SIGNATURE
 from thinwire.runs.machine import network
 from thinwire.types import AuthError, InputError, LinkError
 from thinwire.uses.doctor import linktest

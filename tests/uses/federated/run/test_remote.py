@@ -16,9 +16,9 @@ from hypothesis import strategies as st
 from torch import nn
 
 from thinwire.codecs import Codec, Raw, TopK, Uniform
-from thinwire.links.hub.events import EventKind
 from thinwire.links.hub.hub import Hub
 from thinwire.links.hub.spoke import Spoke
+from thinwire.links.hub.station import EventKind
 from thinwire.types import InputError, LinkError, ThinwireError
 from thinwire.uses.federated.aggregation import FedAsync, FedBuff, Periodic, Rule, Synchronous
 from thinwire.uses.federated.choosing.device import Assignment, Device, Situation

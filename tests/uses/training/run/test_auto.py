@@ -15,7 +15,7 @@ from launchers import Command, metrics, record, sentence, warm
 
 from thinwire.codecs import Cast, parse_codec
 from thinwire.links import LinkShape, ZmqLink
-from thinwire.links.base import LinkEstimate
+from thinwire.links.link import LinkEstimate
 from thinwire.links.mesh import Peer, stack
 from thinwire.links.pair import probe
 from thinwire.links.tcp import congestion

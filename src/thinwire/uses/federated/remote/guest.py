@@ -7,8 +7,8 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from thinwire.links.hub.events import Event, EventKind
 from thinwire.links.hub.spoke import Spoke
+from thinwire.links.hub.station import Event, EventKind
 from thinwire.types import DesyncError, InputError, LinkError, PayloadError, require
 from thinwire.uses.federated.client import Client
 from thinwire.uses.federated.message import Version

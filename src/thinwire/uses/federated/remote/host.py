@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import replace
 from typing import Any
 
-from thinwire.links.hub.events import Event, EventKind
 from thinwire.links.hub.hub import Hub
+from thinwire.links.hub.station import Event, EventKind
 from thinwire.types import InputError, LinkError, PayloadError, require
 from thinwire.uses.federated.choosing.device import Device
 from thinwire.uses.federated.conductor import Conductor, Made

@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from time import monotonic
 
-from thinwire.links.hub.events import EventKind
 from thinwire.links.hub.spoke import Spoke
+from thinwire.links.hub.station import EventKind
 from thinwire.state.layout import MAX_NBYTES, Layout
 from thinwire.types import InputError, LinkError, PayloadError, require
 from thinwire.uses.following.push import protocol

@@ -10,8 +10,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from time import monotonic
 
-from thinwire.links.hub.events import Event, EventKind
 from thinwire.links.hub.hub import Hub
+from thinwire.links.hub.station import Event, EventKind
 from thinwire.links.inbox import renewed
 from thinwire.state.history import History
 from thinwire.state.patches.draft import Draft

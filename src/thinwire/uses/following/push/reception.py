@@ -9,8 +9,8 @@ from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
 
-from thinwire.links.hub.events import Event, EventKind
 from thinwire.links.hub.spoke import Spoke
+from thinwire.links.hub.station import Event, EventKind
 from thinwire.links.inbox import renewed
 from thinwire.state.layout import MAX_NBYTES, Layout, TooLarge
 from thinwire.state.patches.body import most

@@ -10,7 +10,7 @@ from thinwire.channels.channel import Scheme
 from thinwire.codecs import Codec, Raw
 from thinwire.collectives import GroupExchange, MeshExchange, MeshReduction
 from thinwire.collectives.framing import LENGTH
-from thinwire.links.base import Data
+from thinwire.links.link import Data
 from thinwire.links.mesh import Peer
 from thinwire.types import WRONG_VALUES, InputError, PayloadError, TensorSpec, require
 from thinwire.uses.training.replicas.coder import blocks

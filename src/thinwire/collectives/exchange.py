@@ -1,0 +1,245 @@
+"""Exchanges of messages by step: the contracts, one over the mesh, one over a process group of torch.
+
+Post what belongs to a step, go on computing, collect it later.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Protocol
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from thinwire.collectives.posts import Posts
+from thinwire.links.link import Data
+from thinwire.links.mesh import Peer
+from thinwire.types import InputError, LinkError, PayloadError, require
+
+_LENGTH = struct.Struct("<Q")
+
+
+class Exchange(Protocol):
+    """One message of each participant to every other, by step.
+
+    All participants post and collect the same steps. ``post`` queues and returns, and the message travels
+    while the caller computes, so several steps can be on their way. A step is posted once and collected
+    once. A peer may be ahead: what it sent for later steps waits until it is collected::
+
+        exchange.post(step, payload)
+        ...                                       # compute
+        if step >= staleness:
+            payloads = exchange.collect(step - staleness, deadline=180.0)
+
+    Not for several threads at once, except that one may post while another collects.
+    """
+
+    @property
+    def rank(self) -> int:
+        """This participant."""
+        ...
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """All participants in ascending order, this one included."""
+        ...
+
+    @property
+    def capacity(self) -> int | None:
+        """Bytes of a message that fit at most; None where any length does."""
+        ...
+
+    def post(self, step: int, payload: Data) -> int:
+        """Send ``payload`` to every peer in the background; return how many of its bytes fit, from the first.
+
+        The rest is not sent: the caller keeps it. ``payload`` is copied, so its buffer is free on return.
+        Errors: ``LinkError`` that names a peer which is lost.
+        """
+        ...
+
+    def collect(self, step: int, deadline: float) -> dict[int, bytes]:
+        """Return what every peer posted for ``step``, by rank in ascending order.
+
+        Errors: ``LinkError`` that names the silent peer after ``deadline`` seconds without progress, or one
+        that is lost. Bytes that still arrive are progress: a slow line is not late.
+        """
+        ...
+
+    def drain(self, deadline: float) -> None:
+        """Wait until all peers have what was posted; errors as for ``collect``."""
+        ...
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Drain for at most ``timeout`` seconds, without errors; later posts are refused. Safe to call twice.
+
+        The links or the group below stay open: they belong to whoever made them.
+        """
+        ...
+
+
+class Reduction(Protocol):
+    """The sum over all participants of a flat tensor (fp32 or bf16), by step; otherwise like ``Exchange``.
+
+    The sum has the dtype of the tensors and the same bits on every rank: each part is summed in one place,
+    in the order of the ranks, in fp32.
+    """
+
+    @property
+    def rank(self) -> int:
+        """This participant."""
+        ...
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """All participants in ascending order, this one included."""
+        ...
+
+    def post(self, step: int, values: Tensor) -> None:
+        """Begin to sum ``values`` in the background; they are copied, so the caller may change them."""
+        ...
+
+    def collect(self, step: int, deadline: float) -> Tensor:
+        """Return the sum for ``step``, a new tensor of the posted one's shape.
+
+        Errors: as for ``Exchange.collect``, and ``PayloadError`` for a peer whose tensor has another size.
+        """
+        ...
+
+    def drain(self, deadline: float) -> None:
+        """Wait until all peers have what this rank owes them for what both sides posted."""
+        ...
+
+    def close(self, timeout: float = 5.0) -> None:
+        """Drain for at most ``timeout`` seconds, without errors. Safe to call twice."""
+        ...
+
+
+class MeshExchange:
+    """An ``Exchange`` over links of ``connect_mesh``, whose threads send and receive: one delay a message.
+
+    - ``ranks``: the participants, such as the replicas of one stage; all ranks of the mesh if None.
+    - ``name``: the same on all participants. Exchanges of one name are told apart by their order, which is
+      the same on all of them.
+    """
+
+    capacity = None
+
+    def __init__(
+        self, rank: int, peers: Mapping[int, Peer], ranks: Iterable[int] | None = None, name: str = "gather"
+    ) -> None:
+        self._posts = Posts(rank, peers, ranks, name)
+        self.rank, self.ranks, self.name = rank, self._posts.ranks, self._posts.key
+
+    @property
+    def peers(self) -> Mapping[int, Peer]:
+        """The links to the others, by rank."""
+        return self._posts.peers
+
+    def post(self, step: int, payload: Data) -> int:
+        body = bytes(payload)  # once for all peers
+        for peer in self._posts.peers.values():
+            self._posts.send(peer, "message", step, body)
+        return len(body)
+
+    def scatter(self, step: int, payloads: Mapping[int, Data]) -> None:
+        """Send each peer a payload of its own, by rank, in place of ``post``."""
+        for rank, payload in payloads.items():
+            self._posts.send(self._posts.peers[rank], "message", step, bytes(payload))
+
+    def collect(
+        self,
+        step: int,
+        deadline: float,
+        what: str = "",
+        final: Callable[[bytes], bool] | None = None,
+    ) -> dict[int, bytes]:
+        """Collect as any ``Exchange``; ``what`` is awaited, in words of an error; ``final``: ``get_all``."""
+        return self._posts.get(self.peers, "message", step, deadline, what or _message(step), final)
+
+    def receive(self, rank: int, step: int, deadline: float, what: str = "") -> bytes:
+        """Return the message of one peer alone; what the others send for this step stays."""
+        return self._posts.get([rank], "message", step, deadline, what or _message(step))[rank]
+
+    def drain(self, deadline: float) -> None:
+        self._posts.drain(deadline)
+
+    def close(self, timeout: float = 5.0) -> None:
+        self._posts.close(timeout)
+
+
+def _message(step: int) -> str:
+    return f"the message of step {step}"
+
+
+@dataclass
+class _Posted:
+    work: dist.Work
+    own: Tensor  # the all-gather reads it until it is done
+    buffers: list[Tensor]
+
+
+class GroupExchange:
+    """An ``Exchange`` over ``group``, for messages of at most ``capacity`` bytes; longer ones fit in part.
+
+    All participants post the same steps in the same order, with the same capacity. Every message takes the
+    capacity on the wire. ``group`` is used for nothing else meanwhile, and its ranks number the participants.
+    """
+
+    def __init__(self, group: dist.ProcessGroup, capacity: int) -> None:
+        require(capacity > 0, InputError, f"a message has room for {capacity} bytes; give it 1 at least")
+        self._group, self.capacity = group, capacity
+        self.rank, self.ranks = group.rank(), tuple(range(group.size()))
+        self._posted: dict[int, _Posted] = {}
+        self._closed = False
+
+    def post(self, step: int, payload: Data) -> int:
+        require(not self._closed, LinkError, "this exchange is closed")
+        body = memoryview(payload).cast("B")[: self.capacity]
+        own = torch.zeros(_LENGTH.size + self.capacity, dtype=torch.uint8)
+        own.numpy()[: _LENGTH.size + len(body)] = np.frombuffer(_LENGTH.pack(len(body)) + body, np.uint8)
+        buffers = [torch.empty_like(own) for _ in self.ranks]
+        try:
+            work = self._group.allgather([buffers], [own])
+        except RuntimeError as e:
+            raise self._lost(f"could not send the message of step {step} to", e) from e
+        self._posted[step] = _Posted(work, own, buffers)
+        return len(body)
+
+    def collect(self, step: int, deadline: float) -> dict[int, bytes]:
+        require(step in self._posted, InputError, f"step {step} was not posted, or was collected before")
+        self._wait(step, deadline)
+        posted = self._posted.pop(step)
+        return {r: self._message(posted.buffers[r], r) for r in self.ranks if r != self.rank}
+
+    def drain(self, deadline: float) -> None:
+        for step in self._posted:
+            self._wait(step, deadline)
+
+    def close(self, timeout: float = 5.0) -> None:
+        self._closed = True
+        with suppress(LinkError):
+            self.drain(timeout)
+
+    def _wait(self, step: int, deadline: float) -> None:
+        work = self._posted[step].work
+        try:
+            work.wait(timedelta(seconds=deadline))
+        except RuntimeError as e:
+            what = "lost" if work.is_completed() else f"waited {deadline:g} s for"
+            raise self._lost(f"{what} the message of step {step} from", e) from e
+
+    def _lost(self, what: str, error: RuntimeError) -> LinkError:
+        others = ", ".join(str(r) for r in self.ranks if r != self.rank)
+        return LinkError(f"{what} rank {others} of the group: {str(error).partition('. ')[0]}")
+
+    def _message(self, buffer: Tensor, rank: int) -> bytes:
+        (length,) = _LENGTH.unpack(buffer[: _LENGTH.size].numpy().tobytes())
+        text = f"rank {rank} sent {length} bytes where {self.capacity} fit; give all ranks one capacity"
+        require(length <= self.capacity, PayloadError, text)
+        return buffer[_LENGTH.size : _LENGTH.size + length].numpy().tobytes()
