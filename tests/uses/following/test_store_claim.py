@@ -12,7 +12,7 @@ from following import small
 from stores import LEASE, Clock, Interrupted, Source, forged, same, store_of, writing
 from wired import Gone, Wired, thousand
 
-from thinwire.files.folder import PlainFolder
+from thinwire.files.local_folder import PlainFolder
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
 from thinwire.types import InputError

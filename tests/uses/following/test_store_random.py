@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from stores import LEASE, Clock, Source, damage, same, settle, writing
 
-from thinwire.files.folder import PlainFolder
+from thinwire.files.local_folder import PlainFolder
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
 from thinwire.types import LinkError

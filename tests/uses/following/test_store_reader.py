@@ -13,7 +13,7 @@ from stores import FAST, Clock, Model, Source, writing
 from waiting import LONG, until
 from wired import OPERATIONS, Gone, Wired, thousand
 
-from thinwire.files.folder import PlainFolder
+from thinwire.files.local_folder import PlainFolder
 from thinwire.types import AuthError, InputError, LinkError
 from thinwire.uses.following.pull import reader as reader_module
 from thinwire.uses.following.pull.claim import read_manifest

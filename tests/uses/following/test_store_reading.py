@@ -12,7 +12,7 @@ import torch
 from stores import Clock, Racing, Source, Watching, damage, going_on, same, settle, writing
 from waiting import until
 
-from thinwire.files.folder import open_folder
+from thinwire.files.local_folder import open_folder
 from thinwire.types import InputError, LinkError
 from thinwire.uses.following.mirror import Mirror
 from thinwire.uses.following.pull.fetching import AVOID, Fetching

@@ -15,7 +15,7 @@ from following import small
 from stores import FAST, Model, versions_of
 from waiting import LONG, until
 
-from thinwire.files.folder import PlainFolder
+from thinwire.files.local_folder import PlainFolder
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
 from thinwire.state.patches.patch import Version

@@ -24,7 +24,7 @@ from stores import (
 from waiting import LONG, until
 from wired import Gone, Wired, thousand
 
-from thinwire.files.folder import open_folder
+from thinwire.files.local_folder import open_folder
 from thinwire.state.patches import lane
 from thinwire.uses.following.pull.fetching import Fetching
 from thinwire.uses.following.pull.keeping import Keeping
@@ -113,7 +113,7 @@ def test_what_a_dead_writer_left_half_written_is_swept(plain):
 def test_what_a_writer_that_dies_leaves_of_a_file_is_swept(plain, name):
     """In the root too, where the file lies that is written most often."""
     store_of(plain, 1)
-    dies = "import os, sys, thinwire.files.folder as f; os.fsync = lambda _: os._exit(9);"
+    dies = "import os, sys, thinwire.files.local_folder as f; os.fsync = lambda _: os._exit(9);"
     writes = "f.PlainFolder(f.Path(sys.argv[1])).write(sys.argv[2], b'half')"
     found = subprocess.run([sys.executable, "-c", dies + writes, str(plain.path), name], timeout=LONG)
     assert found.returncode == 9 and len([*plain.path.rglob("*.part")]) == 1
