@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 
 import torch
 
-from thinwire.codecs.kernels import native as codec_passes
+from thinwire.codecs.kernels import kernel_calls as codec_passes
 from thinwire.replacing import replacing
 from thinwire.runs.machine.processor import environment
 from thinwire.runs.records.writer import finite, read_json, write_json
