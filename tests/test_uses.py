@@ -74,7 +74,7 @@ def test_a_use_is_in_every_list(kind: str) -> None:
 
 
 def test_the_record_of_each_kind_is_described() -> None:
-    from bench.study.pages_record import TABLES
+    from bench.study.record import TABLES
 
     placed = re.findall(r"<!-- table:(record[\w-]*) -->", RECORD)
     assert sorted(placed) == sorted(TABLES)

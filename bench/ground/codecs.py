@@ -29,6 +29,7 @@ import zstandard
 
 import thinwire
 from bench.study.cells import RESULTS, Cells
+from bench.study.tables import Draw, Row, columns
 from thinwire.channels import wire
 from thinwire.channels.channel import Receiver, Scheme, Sender
 from thinwire.codecs import Codec, FixedPoint, TileAdaptive, Uniform, parse_codec
@@ -228,17 +229,30 @@ def machine() -> dict[str, Any]:
     }
 
 
-def show(rows: list[dict[str, Any]]) -> None:
-    """Print the table of one size."""
-    head = f"\n{rows[0]['input_bytes'] / 1e6:.1f} MB of float32; GB/s of it on one core"
-    print(f"{head}, where a copy makes {rows[0]['copy_gb_s']:.1f}")
-    print(f"{'codec':52s} {'bits':>6s} {'encode':>7s} {'decode':>7s} {'both':>6s} {'of copy':>7s}")
-    for r in rows:
-        short = "  below the bar" if r["wanted_gb_s"] and r["both_gb_s"] < r["wanted_gb_s"] else ""
-        print(
-            f"{r['codec']:52s} {r['bits_per_value']:6.2f} {r['encode_gb_s']:7.2f} {r['decode_gb_s']:7.2f} "
-            f"{r['both_gb_s']:6.2f} {r['share_of_memcpy']:7.1%}{short}"
-        )
+speeds = columns(
+    lambda rows: rows,
+    ("codec", "`{codec}`"),
+    ("bits a value", "{bits_per_value:.2f}"),
+    ("encode, GB/s", "{encode_gb_s:.2f}"),
+    ("decode, GB/s", "{decode_gb_s:.2f}"),
+    ("both, GB/s", "{both_gb_s:.2f}"),
+    ("both, share of a copy's", "{share_of_memcpy:.1%}"),
+)
+
+
+def table(found: Row) -> str:
+    """Return the speed of the codecs at the smallest size measured, and what the machine did besides."""
+    smallest = min(r["input_bytes"] for r in found["rows"])
+    measured = {r["codec"] for r in found["rows"]}
+    missing = [n for n in (*(repr(parse_codec(c)) for c in CODECS), *CHANNELS_OF) if n not in measured]
+    machine = found["machine"]
+    note = f"The system's load was {machine['load']:.1f} on {machine['cores']} cores at the end."
+    if missing:
+        note += f" Not measured yet: {', '.join(f'`{n}`' for n in missing)}."
+    return f"{speeds(r for r in found['rows'] if r['input_bytes'] == smallest)}\n\n{note}"
+
+
+TABLES: dict[str, Draw] = {"codecs": table}
 
 
 def timed(megabytes: float, rounds: int) -> list[dict[str, Any]]:
@@ -263,7 +277,9 @@ def main() -> None:
     rows = []
     for megabytes in args.megabytes:
         rows.append(cells.of(f"{megabytes:g} MB", lambda size=megabytes: timed(size, args.rounds)))
-        show(rows[-1])
+        short = [r["codec"] for r in rows[-1] if r["wanted_gb_s"] and r["both_gb_s"] < r["wanted_gb_s"]]
+        copy = f"{megabytes:g} MB of float32, where a copy makes {rows[-1][0]['copy_gb_s']:.1f} GB/s"
+        print(f"\n{copy}\n{speeds(rows[-1])}\nbelow the bar: {', '.join(short) or 'none'}", flush=True)
     cells.finish(
         {
             "machine": machine(),

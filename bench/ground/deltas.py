@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from bench.study.cells import RESULTS, Cells
+from bench.study.tables import Draw, columns
 from thinwire.channels.channel import Scheme, Sender
 from thinwire.channels.memory import Delta, Memory, NoMemory, RunningMean
 from thinwire.codecs import Uniform
@@ -124,6 +125,18 @@ def row(steps: Sequence[Frame], of: str, label: str) -> dict[str, Any]:
     which, memory = KINDS[of], MEMORIES[label]
     errors = {str(b): error(steps, which, memory, b) for b in BITS}
     return {"of": of, "memory": label, "energy": energy(steps, which, memory), "error": errors}
+
+
+table = columns(  # what each memory leaves to send, and the error at equal bits
+    "rows",
+    ("of", "{of}"),
+    ("memory", "{memory}"),
+    ("residual's energy", "{energy:.4f}"),
+    ("error, 2 bits", lambda r: f"{r['error']['2']:.4f}"),
+    ("4 bits", lambda r: f"{r['error']['4']:.4f}"),
+    ("8 bits", lambda r: f"{r['error']['8']:.4f}"),
+)
+TABLES: dict[str, Draw] = {"deltas": table}
 
 
 def main() -> None:

@@ -21,12 +21,14 @@ import time
 from typing import Any
 
 from bench.study.cells import RESULTS
+from bench.study.tables import Draw, Row, Rows, percent
+from bench.study.tables import table as markdown
 from thinwire.links.profile import Profile
 from thinwire.links.shape import MTU, SEGMENT
 from thinwire.runs.emulator.check import DELAY_LIMIT, RATE_LIMIT
 from thinwire.runs.emulator.session import Emulation
 from thinwire.runs.machine.processor import cores, cpu_model
-from thinwire.runs.records.writer import write_json
+from thinwire.runs.records.writer import read_json, write_json
 from thinwire.types import LinkError, MeasurementError
 
 RESULT = RESULTS / "emulator.json"
@@ -117,12 +119,48 @@ def improved(before: dict[str, Any] | None, mbit: int, delay: int, congestion: s
     return cell(mbit, delay, congestion) | {"earlier": earlier}
 
 
+def table(found: Row) -> str:
+    """Return what iperf3 and ping find across emulated links, by congestion control."""
+    cells: dict[str, Any] = found["cells"]
+
+    def rows() -> Rows:
+        for name in dict.fromkeys(n.rpartition(",")[0] for n in cells):
+            both = [cells.get(f"{name},{congestion}") for congestion in CONGESTION]
+            link = name.replace("mbit", " Mbit/s").replace("ms", " ms").replace(",", ", ")
+            asked = f"{next(c['rate_asked'] for c in both if c) / 125e3:.2f}"
+            yield [link, asked, *(text for c in both for text in _measured(c))]
+
+    each = ("Mbit/s (off by)", "ping, ms", "late, ms")
+    heads = [f"{congestion}: {what}" for congestion in CONGESTION for what in each]
+    shares = [c["cpu_share"] for c in cells.values() if c["valid"]]
+    note = f"The relay took {100 * min(shares):.0f} to {100 * max(shares):.0f} % of a core in these cells"
+    if (links := RESULTS / "links.json").exists() and (relay := read_json(links)["relay_share"]):
+        least, most = map(percent, relay)
+        note += f", and between {least} and {most} in those of [the study of links](links.md)"
+    return f"{markdown(['link, one way', 'headers leave', *heads], rows())}\n\n{note}."
+
+
+def _measured(c: dict[str, Any] | None) -> list[str]:
+    if c is None or not c["valid"]:
+        return ["not measured" if c is None else "late, so invalid", "", ""]
+    off = [c["rate_off"], *(rate / c["rate_asked"] - 1 for rate in c["earlier"])]
+    told = "; before: ".join(f"{100 * x:+.2f} %" for x in off)
+    return [
+        f"{c['rate'] / 125e3:.2f} ({told})",
+        f"{c['trip'] * 1e3:.2f}",
+        f"{c['lateness']['mean'] * 1e3:.2f}",
+    ]
+
+
+TABLES: dict[str, Draw] = {"emulator": table}
+
+
 def main() -> None:
     """Measure what is missing and print the table."""
     for program in ("iperf3", "ping"):
         if shutil.which(program) is None:
             raise SystemExit(f"bench.ground.emulator needs {program}; install it from your distribution")
-    cells: dict[str, Any] = json.loads(RESULT.read_text())["cells"] if RESULT.exists() else {}
+    cells: dict[str, Any] = read_json(RESULT)["cells"] if RESULT.exists() else {}
     machine = {"cpu": cpu_model(), "cores": cores(), "kernel": platform.release()}
     for congestion in CONGESTION:
         for mbit in MBITS:

@@ -19,7 +19,7 @@ import math
 import os
 import statistics
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from functools import cache, cached_property
 from itertools import pairwise
@@ -31,7 +31,9 @@ import torch
 from torch import Tensor
 
 from bench.study.cells import Kept, interval, run_study
+from bench.study.tables import DASH, Draw, Row, Rows, columns, tabled, yes
 from thinwire.choosing.allocate import ByteBudget, Site
+from thinwire.links.shape import LinkShape
 from thinwire.runs.data.documents import Document, read_text
 from thinwire.runs.models.source import SMOLLM
 from thinwire.runs.models.tokenizer import tokenise
@@ -234,6 +236,104 @@ def nbytes_at(loss: float, curve: Sequence[tuple[float, int]]) -> float | None:
         if low <= loss <= high:
             return more + (fewer - more) * (loss - low) / (high - low)
     return None
+
+
+LABELS = {
+    "source": "as it was",
+    "nearest": "one width, rounded to the nearest in groups of 64",
+    "lagrangian": "widths chosen by the budget, rounded to the nearest",
+    "gptq": "one width in groups of 64, GPTQ's feedback",
+    "rounded": "`thinwire` without feedback",
+    "rows": "`thinwire` without steps a column",
+    "ours": "`thinwire`",
+}
+FEWER = {"nearest": 0.2, "lagrangian": 0.08}  # of a rival's bytes
+
+
+def _shown(found: Row) -> Iterator[Row]:
+    """Yield every way at 3, 3.5 and 4 bits a weight."""
+    budgets = sorted({r["asked"] for r in found["rows"] if r["way"] == "rounded"})
+    yield from (r | {"name": LABELS[SOURCE], "bits": None} for r in found["rows"] if r["way"] == SOURCE)
+    for bits in budgets:
+        own = {r["way"]: r for r in found["rows"] if r["asked"] == bits}
+        yield from (own[w] | {"name": f"{LABELS[w]}, {bits:g} bits"} for w in LABELS if w in own)
+
+
+def _perplexity(r: Row) -> str:
+    return _between(r["perplexity"])
+
+
+ways = columns(
+    _shown,
+    ("packed by", "{name}"),
+    ("bytes", "{nbytes:,.1fM} MB"),
+    ("bits a weight", "{bits:.2f}"),
+    ("perplexity", _perplexity),
+    ("times ours", lambda r: _between(r["over_ours"], 2) if "over_ours" in r else DASH),
+    ("bytes that ours saves at its perplexity", lambda r: _saved(r)),
+)
+curve = columns(  # ours at every budget
+    lambda found: sorted((r for r in found["rows"] if r["way"] == OURS), key=lambda r: r["nbytes"]),
+    ("bits a weight", "{bits:.2f}"),
+    ("bytes", "{nbytes:,.1fM} MB"),
+    ("perplexity", _perplexity),
+)
+
+
+@tabled("goal at 3 bits", "wanted", "found", "met")
+def goals(found: Any) -> Rows:
+    """What was to be reached at 3 bits, and what was."""
+    for r in found["rows"]:
+        if r["asked"] == 3 and "over_ours" in r:
+            wanted, least = f"lower perplexity than {LABELS[r['way']]}", r["over_ours"][1]
+            yield [
+                wanted,
+                "more than 1 times ours",
+                f"{_between(r['over_ours'], 2)} times",
+                yes(least > 1, "**no**"),
+            ]
+    for way, least in FEWER.items():
+        for r in (r for r in found["rows"] if r["way"] == way and r["asked"] == 3):
+            saves, wanted = r["ours_saves"], f"fewer bytes than {LABELS[way]} at its perplexity"
+            yield [
+                wanted,
+                f"{100 * least:.0f} %",
+                _saved(r),
+                yes(saves is not None and saves >= least, "**no**"),
+            ]
+
+
+def _saved(r: dict[str, Any]) -> str:
+    saves = r.get("ours_saves")
+    return DASH if saves is None else f"{'at least ' * r['at_least']}{100 * saves:.0f} %"
+
+
+def _between(x: list[float], digits: int = 1) -> str:
+    mean, low, high = (f"{v:,.{digits}f}" if v < 1000 else f"{v:,.0f}" for v in x)
+    return f"{mean} ({low} to {high})"
+
+
+def _packed(record: Row) -> Iterator[Row]:
+    """Yield what the demo shows: a model as it was, as it was packed, and as others pack it."""
+    ours = f"`thinwire`, {record['bits_a_weight']:.2f} bits a weight"
+    link = LinkShape.parse(record["config"]["link"])
+    for name, nbytes, perplexity in [
+        ("as it was", record["source_nbytes"], record["perplexity_source"]),
+        (ours, record["packed_nbytes"], record["perplexity"]),
+        *((rival["name"], rival["nbytes"], rival["perplexity"]) for rival in record["rivals"]),
+    ]:
+        seconds = nbytes / (link.rate or 1) + link.delay
+        yield {"name": name, "nbytes": nbytes, "seconds": seconds, "perplexity": perplexity}
+
+
+packed = columns(
+    _packed,
+    ("packed by", "{name}"),
+    ("bytes", "{nbytes:,.1fM} MB"),
+    ("seconds", "{seconds:,.0f} s"),
+    ("perplexity", "{perplexity:.1f}"),
+)
+TABLES: dict[str, Draw] = {"models": ways, "models-curve": curve, "models-goals": goals, "packed": packed}
 
 
 if __name__ == "__main__":

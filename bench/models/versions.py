@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from bench.study.cells import RESULTS, made_by
+from bench.study.tables import Draw, columns
 from thinwire.runs.data.corpus import load_corpus
 from thinwire.runs.models.source import SMOLLM
 from thinwire.runs.models.tokenizer import tokenise
@@ -108,6 +109,27 @@ def measure() -> dict[str, Any]:
 
 def _ppl(reading: Reading) -> float:
     return perplexity(reading.net, reading.heldout)
+
+
+VERSIONS = (  # a model, the one that it learned to be, and how the second comes to who has the first
+    ("first, as it was", "source", "source"),
+    ("first, packed", "first", "first"),
+    ("second, as it was", "tuned", "tuned"),
+    ("second, packed anew", "anew", "anew"),
+    ("second, a patch of the first, `--like`", "patch", "followed"),
+)
+table = columns(
+    lambda found: (
+        {"name": n, "sent": found[s], "perplexity": found[p]["perplexity"]} for n, s, p in VERSIONS
+    ),
+    ("version", "{name}"),
+    (
+        "bytes",
+        lambda r: f"{(r['sent'] if isinstance(r['sent'], int) else r['sent']['nbytes']) / 1e6:,.1f} MB",
+    ),
+    ("perplexity", "{perplexity:.1f}"),
+)
+TABLES: dict[str, Draw] = {"versions": table}
 
 
 def main() -> None:

@@ -1,10 +1,11 @@
-"""Tables of packed scenes: every format of a scene, on the same scene."""
+"""Tables of packed scenes: every format on the same scene, and what the demo's receiver saw when."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from bench.study.tables import Rows, tabled
+from bench.study.tables import DASH, Draw, Row, Rows, columns, tabled, yes
 from thinwire.runs.records.progress import decibels
 
 NAMES = {"sog": "SOG, as it came", "spz": "SPZ 4", "compressed.ply": "compressed `.ply`"}
@@ -13,129 +14,131 @@ GOALS = {"spz": {"float": 30, "sog": 25}, "mesongs": {"float": 25, "sog": 25}}  
 DECODED_S, ENCODED_S, FIRST_SHARE, FIRST_DB, WITHIN = 2.0, 60.0, 10, 26, 2
 
 
-def name_of(row: dict[str, Any]) -> str:
+def called(name: str) -> str:
+    """Return what a format is called."""
+    return NAMES.get(name, f"`{name}`")
+
+
+def name_of(row: Row) -> str:
     """Return what a row is called, and at whose quality it is."""
-    name = NAMES.get(row["name"], f"`{row['name']}`")
-    at = row.get("at")
-    return f"{name} at the PSNR of {NAMES.get(at, f'`{at}`')}" if at else name
+    return called(row["name"]) + (f" at the PSNR of {called(row['at'])}" if row.get("at") else "")
 
 
-def scene_of(cell: dict[str, Any]) -> str:
-    """Return what a cell is about."""
-    return f"`{cell['level']}`, {cell['splats']:,} splats, {FORMS[cell['form']]}"
-
-
-def ours_at(cell: dict[str, Any], at: str) -> list[dict[str, Any]]:
+def ours_at(cell: Row, at: str) -> list[dict[str, Any]]:
     """Return our rows at a rival's quality: in layers, and in one."""
     return [row for row in cell["rows"] if row.get("at") == at]
 
 
-def row_of(cell: dict[str, Any], name: str) -> dict[str, Any]:
-    """Return a rival's row."""
-    found: dict[str, Any] = next(row for row in cell["rows"] if row["name"] == name)
-    return found
-
-
 def seconds(x: float | None) -> str:
     """Return processor seconds."""
-    return "–" if x is None else f"{x:.2f}" if x < 1 else f"{x:.1f}"
+    return DASH if x is None else f"{x:.2f}" if x < 1 else f"{x:.1f}"
 
 
-@tabled("scene", "format", "bytes", "PSNR", "SSIM", "encode, CPU-s", "decode, CPU-s")
-def formats(found: Any) -> Rows:
-    """Every format of each scene."""
-    for cell in found["cells"]:
-        for i, row in enumerate(cell["rows"]):
-            yield [
-                "" if i else scene_of(cell),
-                name_of(row),
-                f"{row['nbytes'] / 1e6:.3f} MB",
-                decibels(row["psnr_db"]),
-                f"{row['ssim']:.4f}",
-                seconds(row["encode_cpu_s"]),
-                seconds(row["decode_cpu_s"]),
-            ]
+def by_scene(rows: Callable[[Row], Iterable[Row]], *heads: Any) -> Draw:
+    """Return what draws the rows of each scene, which is named in its first one."""
+
+    def every(found: Row) -> Iterator[Row]:
+        for cell in found["cells"]:
+            scene = f"`{cell['level']}`, {cell['splats']:,} splats, {FORMS[cell['form']]}"
+            for i, row in enumerate(rows(cell)):
+                yield {"scene": "" if i else scene} | dict(row)
+
+    return columns(every, ("scene", "{scene}"), *heads)
 
 
-@tabled("scene", "format", "kB by stream")
-def streams(found: Any) -> Rows:
-    """What takes the bytes of each format."""
-    for cell in found["cells"]:
-        for i, row in enumerate(cell["rows"]):
-            ordered = sorted(row["streams"].items(), key=lambda x: -x[1])
-            told = ", ".join(f"{name.replace('_', ' ')} {nbytes / 1e3:,.0f}" for name, nbytes in ordered)
-            yield ["" if i else scene_of(cell), name_of(row), told]
+def _psnr(row: Row) -> str:
+    return decibels(row["psnr_db"])
 
 
-@tabled("scene", "layer", "bytes so far", "of all", "splats seen", "PSNR")
-def layers(found: Any) -> Rows:
-    """What a receiver sees after each layer, where the whole has SPZ's PSNR."""
-    for cell in found["cells"]:
-        row = ours_at(cell, "spz")[0]
-        for i, layer in enumerate(row["layers"]):
-            share = layer["nbytes"] / row["nbytes"]
-            yield [
-                "" if i else scene_of(cell),
-                str(i + 1),
-                f"{layer['nbytes'] / 1e3:,.0f} kB",
-                f"{100 * share:.0f} %",
-                f"{layer['splats']:,}",
-                decibels(layer["psnr_db"]),
-            ]
+def _encoded(row: Row) -> str:
+    return seconds(row["encode_cpu_s"])
 
 
-@tabled("scene", "asked for", "packed", "under", "PSNR", "encode, CPU-s")
-def budgets(found: Any) -> Rows:
-    """How near packing comes to the bytes asked for."""
-    for cell in found["cells"]:
-        for i, row in enumerate(cell["budgets"]):
-            asked, packed = row["target_nbytes"], row["nbytes"]
-            yield [
-                "" if i else scene_of(cell),
-                f"{asked / 1e6:.3f} MB",
-                f"{packed / 1e6:.3f} MB",
-                f"{100 * (1 - packed / asked):.1f} %",
-                decibels(row["psnr_db"]),
-                seconds(row["encode_cpu_s"]),
-            ]
+def _by_stream(row: Row) -> str:
+    ordered = sorted(row["streams"].items(), key=lambda x: -x[1])
+    return ", ".join(f"{name.replace('_', ' ')} {nbytes / 1e3:,.0f}" for name, nbytes in ordered)
 
 
-@tabled("scene", "goal", "wanted", "found", "met")
-def goals(found: Any) -> Rows:
-    """What was to be reached, and what was."""
-    for cell in found["cells"]:
-        for i, (goal, wanted, told, met) in enumerate(_goals(cell)):
-            yield ["" if i else scene_of(cell), goal, wanted, told, "yes" if met else "**no**"]
+def _layers(cell: Row) -> Iterator[Row]:
+    """Yield what a receiver sees after each layer, where the whole has SPZ's PSNR."""
+    row = ours_at(cell, "spz")[0]
+    for i, layer in enumerate(row["layers"], 1):
+        yield layer | {"number": i, "share": layer["nbytes"] / row["nbytes"]}
 
 
-def _goals(cell: dict[str, Any]) -> list[tuple[str, str, str, bool]]:
-    found = list[tuple[str, str, str, bool]]()
-    for rival in [row["name"] for row in cell["rows"] if ours_at(cell, row["name"])]:
-        least = GOALS[rival.partition(":")[0]][cell["form"]]
-        for row in ours_at(cell, rival):
-            fewer = 100 * (1 - row["nbytes"] / row_of(cell, rival)["nbytes"])
-            name = f"`{row['name']}`, fewer bytes than {NAMES.get(rival, f'`{rival}`')} at its PSNR"
-            found.append((name, f"{least} %", f"{fewer:.1f} %", fewer >= least))
-    whole, first = ours_at(cell, "spz")[0], ours_at(cell, "spz")[0]["layers"][0]
+def _goals(cell: Row) -> Iterator[Row]:
+    """Yield what was to be reached, and what was."""
+
+    def goal(name: str, wanted: str, found: str, met: bool) -> Row:
+        return {"goal": name, "wanted": wanted, "found": found, "met": met}
+
+    for rival in [row for row in cell["rows"] if ours_at(cell, row["name"])]:
+        least = GOALS[rival["name"].partition(":")[0]][cell["form"]]
+        for row in ours_at(cell, rival["name"]):
+            fewer = 100 * (1 - row["nbytes"] / rival["nbytes"])
+            name = f"`{row['name']}`, fewer bytes than {called(rival['name'])} at its PSNR"
+            yield goal(name, f"{least} %", f"{fewer:.1f} %", fewer >= least)
+    own = ours_at(cell, "spz")
+    whole, first = own[0], own[0]["layers"][0]
     share, wanted = 100 * first["nbytes"] / whole["nbytes"], f"{FIRST_SHARE} % and {FIRST_DB} dB"
-    told = f"{share:.1f} % and {decibels(first['psnr_db'])}"
-    found.append(("first layer", wanted, told, share <= FIRST_SHARE and first["psnr_db"] >= FIRST_DB))
+    met = share <= FIRST_SHARE and first["psnr_db"] >= FIRST_DB
+    yield goal("first layer", wanted, f"{share:.1f} % and {_psnr(first)}", met)
     under = [100 * (1 - row["nbytes"] / row["target_nbytes"]) for row in cell["budgets"]]
-    good = all(0 <= x <= WITHIN for x in under)
-    found.append(
-        ("under the bytes asked for", f"0 to {WITHIN} %", f"{min(under):.1f} to {max(under):.1f} %", good)
-    )
-    slow = max(row["encode_cpu_s"] for row in (*cell["budgets"], *ours_at(cell, "spz")))
-    found.append(("encoded, CPU-s at most", f"{ENCODED_S:g}", seconds(slow), slow <= ENCODED_S))
-    slow = max(row["decode_cpu_s"] for row in (*cell["budgets"], *ours_at(cell, "spz")))
-    found.append(("decoded, CPU-s at most", f"{DECODED_S:g}", seconds(slow), slow <= DECODED_S))
-    return found
+    told = f"{min(under):.1f} to {max(under):.1f} %"
+    yield goal("under the bytes asked for", f"0 to {WITHIN} %", told, all(0 <= x <= WITHIN for x in under))
+    for what, most in (("encode", ENCODED_S), ("decode", DECODED_S)):
+        slow = max(row[f"{what}_cpu_s"] for row in (*cell["budgets"], *own))
+        yield goal(f"{what}d, CPU-s at most", f"{most:g}", seconds(slow), slow <= most)
 
 
-TABLES = {
-    "scenes": formats,
-    "scenes-streams": streams,
-    "scenes-layers": layers,
-    "scenes-budgets": budgets,
-    "scenes-goals": goals,
+@tabled("what was sent", "so far", "splats seen", "seen after", "PSNR")
+def shown(record: Row) -> Rows:
+    """The demo: each layer, and SPZ, which is one piece."""
+    sent = record["packed_nbytes"] - sum(layer["nbytes"] for layer in record["layers"])
+    pieces = list[tuple[str, float, Row]]()
+    for i, layer in enumerate(record["layers"], 1):
+        sent += layer["nbytes"]
+        pieces.append((f"layer {i}", sent, layer))
+    for rival in record["rivals"]:
+        pieces.append((rival["name"].upper(), rival["nbytes"], rival | {"splats": record["splats"]}))
+    for name, nbytes, piece in pieces:
+        seen = f"{piece['seconds_measured']:.2f} s"
+        yield [name, f"{nbytes / 1e3:,.0f} kB", f"{piece['splats']:,}", seen, _psnr(piece)]
+
+
+TABLES: dict[str, Draw] = {
+    "scenes": by_scene(
+        lambda cell: cell["rows"],
+        ("format", name_of),
+        ("bytes", "{nbytes:.3fM} MB"),
+        ("PSNR", _psnr),
+        ("SSIM", "{ssim:.4f}"),
+        ("encode, CPU-s", _encoded),
+        ("decode, CPU-s", lambda row: seconds(row["decode_cpu_s"])),
+    ),
+    "scenes-streams": by_scene(lambda cell: cell["rows"], ("format", name_of), ("kB by stream", _by_stream)),
+    "scenes-layers": by_scene(
+        _layers,
+        ("layer", "{number}"),
+        ("bytes so far", "{nbytes:,.0fk} kB"),
+        ("of all", "{share:.0fc} %"),
+        ("splats seen", "{splats:,}"),
+        ("PSNR", _psnr),
+    ),
+    "scenes-budgets": by_scene(
+        lambda cell: cell["budgets"],
+        ("asked for", "{target_nbytes:.3fM} MB"),
+        ("packed", "{nbytes:.3fM} MB"),
+        ("under", lambda row: f"{100 * (1 - row['nbytes'] / row['target_nbytes']):.1f} %"),
+        ("PSNR", _psnr),
+        ("encode, CPU-s", _encoded),
+    ),
+    "scenes-goals": by_scene(
+        _goals,
+        ("goal", "{goal}"),
+        ("wanted", "{wanted}"),
+        ("found", "{found}"),
+        ("met", lambda g: yes(g["met"], "**no**")),
+    ),
+    "shown": shown,
 }

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 
 from bench.ground.deltas import EPOCHS, KINDS, energy, fine_tune
 from bench.study.cells import RESULTS, Cells
+from bench.study.tables import Draw, Row, columns
 from thinwire.channels.memory import Delta
 from thinwire.runs.machine.processor import environment
 from thinwire.runs.models.dropout import seed_dropout
@@ -150,6 +151,42 @@ def disturbances(cells: Cells) -> list[dict[str, Any]]:
         {"changed": name, **{of: spread([f[name][of] for f in found]) for of in ("all", "median", "sinks")}}
         for name in ("masks", "prefix")
     ]
+
+
+MASKS = {"none": "none", "by sample": "{:g}, by sample", "drawn anew": "{:g}, drawn anew at each visit"}
+CHANGED = {"masks": "other dropout masks", "prefix": "another prefix of {} tokens"}
+RANGED = "{{{0}[mean]:.1fc}} % ({{{0}[least]:.1fc}} to {{{0}[largest]:.1fc}})"
+
+
+def _sinks(r: Row) -> str:
+    least, largest = (f"{r['sinks'][of]:.0f}" for of in ("least", "largest"))
+    return least if least == largest else f"{least} to {largest}"
+
+
+TABLES: dict[str, Draw] = {
+    "finetuning-adapters": columns(  # what is trained, how fast it learns, and what a later visit has to send
+        "adapters",
+        ("trained", lambda r: f"adapters, rank {r['rank']}" if r["rank"] else "all weights"),
+        ("values", "{values:.1fM} million"),
+        ("rate", lambda r: f"{r['rate']:.0e}".replace("e-0", "e-")),
+        ("loss by pass", "{loss[0]:.2f}, {loss[1]:.2f}, {loss[2]:.2f}"),
+        ("delta's share of the energy, second pass", "{share[0]:.2fc} %"),
+        ("third", "{share[1]:.2fc} %"),
+    ),
+    "finetuning-dropout": columns(  # what dropout makes of a delta
+        "dropout",
+        ("dropout", lambda r: MASKS[r["masks"]].format(r["rate"])),
+        ("second pass", RANGED.format("share[0]")),
+        ("third", RANGED.format("share[1]")),
+    ),
+    "finetuning-disturbed": columns(  # what destroys a delta even where no weight has changed
+        lambda found: (r | {"half": found["jobs"][SMOLLM.model]["seq"] // 2} for r in found["same_weights"]),
+        ("changed", lambda r: CHANGED[r["changed"]].format(r["half"])),
+        ("share of the energy, all tokens", RANGED.format("all")),
+        ("median token", RANGED.format("median")),
+        ("new sinks, tokens", _sinks),
+    ),
+}
 
 
 def main() -> None:

@@ -15,10 +15,12 @@ from __future__ import annotations
 import shutil
 import statistics
 import sys
+from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 from bench.study.cells import RESULTS, Kept, words_of
 from bench.study.runs import trained
+from bench.study.tables import Draw, Row, columns, yes
 from bench.training.unbiased import FLOOR
 from thinwire.runs.machine.processor import environment
 from thinwire.runs.records.writer import write_json
@@ -159,6 +161,31 @@ def summary(found: dict[str, tuple[float, list[dict[str, Any]]]]) -> dict[str, A
         "frozen": check(frozen, fp32),
         "recipes": rows,
     }
+
+
+def _with_control(found: Row) -> Iterator[Row]:
+    """Yield the rows, and that of the frozen model."""
+    for r in found["recipes"]:
+        cpu = r["cpu"].split("(")[0].split()[0]
+        yield r | r["check"] | r["losses"] | {"name": f"`{r['recipe']}`", "cpu": cpu}
+    blank = dict.fromkeys(("cpu", "learning_rate", "eval_final", "train_eval_final"), "")
+    yield blank | found["frozen"] | {"name": "frozen model (control)", "bits": 0}
+
+
+table = columns(  # every recipe against fp32: bits, losses, the three bounds
+    _with_control,
+    ("recipe", "{name}"),
+    ("processor", "{cpu}"),
+    ("learning rate", lambda r: r["learning_rate"] and f"{r['learning_rate']:g}"),
+    ("bits fw + bw", lambda r: f"{r['bits']:.2f}" if r["bits"] else "0"),
+    ("held-out", lambda r: r["eval_final"] and f"{r['eval_final']:.4f}"),
+    ("against fp32", "{heldout:+.2fc} %"),
+    ("of fp32's gain", "{of_gain:+.2fc} %"),
+    ("train slice", lambda r: r["train_eval_final"] and f"{r['train_eval_final']:.4f}"),
+    ("against fp32", "{train_slice:+.2fc} %"),
+    ("within bounds", lambda r: yes(r["met"])),
+)
+TABLES: dict[str, Draw] = {"quality": table}
 
 
 def main(recipes: list[str]) -> None:

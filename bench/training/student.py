@@ -15,6 +15,7 @@ from typing import Any
 
 from bench.study.cells import Kept, run_study
 from bench.study.runs import trained
+from bench.study.tables import Draw, columns
 
 KEPT = Kept("student")
 RECIPES = ("fp32", "step-delta", "direct:bits=8")
@@ -75,6 +76,20 @@ def summary() -> dict[str, Any]:
     notes = sorted({n for r in records for n in r["notes"]})
     environment = records[0]["environment"] if records else {}
     return {"job": JOB, "environment": environment, "notes": notes, "rows": rows}
+
+
+table = columns(  # the paper's comparison, as measured here
+    lambda found: (r | {"base": found["rows"][0]} for r in found["rows"]),
+    ("recipe", "`{recipe}`"),
+    ("sent", "{bytes:.1fM} MB"),
+    ("fewer bytes than fp32", lambda r: f"{100 * (1 - r['bytes'] / r['raw_bytes']):.1f} %"),
+    ("than bf16", lambda r: f"{100 * (1 - 2 * r['bytes'] / r['raw_bytes']):.1f} %"),
+    ("median step", "{median_step_s:.3f} s"),
+    ("faster", lambda r: f"{r['base']['median_step_s'] / r['median_step_s']:.2f}×"),
+    ("train loss, last 10 steps", "{train_loss_last10:.4f}"),
+    ("held-out loss", "{eval_first:.3f} → {eval_final:.4f}"),
+)
+TABLES: dict[str, Draw] = {"student": table}
 
 
 if __name__ == "__main__":

@@ -17,6 +17,7 @@ import torch
 
 from bench.study.cells import RESULTS, Cells
 from bench.study.runs import trained
+from bench.study.tables import Draw, columns
 from thinwire.runs.machine.processor import environment
 from thinwire.uses.training.pipeline.recipes import parse_recipe
 
@@ -66,6 +67,17 @@ def row(recipe: str, found: list[dict[str, float]], base: list[dict[str, float]]
         kept[f"{name}_error"] = statistics.stdev(above) / len(above) ** 0.5
         kept[f"{name}_by_seed"] = [f[name] for f in found]
     return kept
+
+
+table = columns(  # what coarser gradients cost, with a bias and without: above fp32 of the same seed
+    "recipes",
+    ("recipe", "`{recipe}`"),
+    ("bits forward", "{bits_forward:.2f}"),
+    ("backward", "{bits_backward:.2f}"),
+    ("held-out against fp32", "{heldout:+.2fc} ± {heldout_error:.2fc} %"),
+    ("train slice", "{train_slice:+.2fc} ± {train_slice_error:.2fc} %"),
+)
+TABLES: dict[str, Draw] = {"unbiased": table}
 
 
 def main() -> None:

@@ -11,15 +11,15 @@ from bench.federated.methods import (
     RATES,
     SEARCH,
     SEEDS,
+    TABLES,
     cells,
     config_of,
     figures,
     joined,
     rows_of,
-)  # fmt: skip
+)
 from bench.study.cells import interval
 
-from bench.federated import tables
 from thinwire.uses.federated.recipes import parse_federated_recipe
 from thinwire.uses.federated.run.devices import load_fleet
 
@@ -77,7 +77,7 @@ def test_tables_say_who_did_not_come_to_the_target_and_what_was_missed() -> None
         ("ten", "thinwire", cell(22.0)),
     ]  # fmt: skip
     found = {"rows": rows_of(runs)}
-    table, goals = tables.methods("ten", found), tables.goals(found)
+    table, goals = TABLES["federated-ten"](found), TABLES["federated-goals"](found)
     assert "| `fedluck` | 0.1 | reached by 1 of 2 |" in table and "| `qafel` | 0.1 | diverged |" in table
     assert "| `thinwire` | 0.1 | 21 ± 13 s |" in table
     assert "| `fedluck` | bytes in all | 10× less | more than 30.0× less: met |" in goals

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from bench.models.packed import WAYS, Ways, alone, nbytes_at, rows_of
-from bench.models.tables import TABLES
+from bench.models.packed import TABLES, WAYS, Ways, alone, nbytes_at, rows_of
 
 from thinwire.uses.models.container import PackedModel, write_model
 from thinwire.uses.models.encoding import Entries

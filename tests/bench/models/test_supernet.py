@@ -13,6 +13,7 @@ from bench.models.supernet import (
     GROUPS,
     KINDS,
     ONESHOT,
+    TABLES,
     cells,
     pairs,
     rises,
@@ -21,7 +22,6 @@ from bench.models.supernet import (
     sloped,
     solved,
 )  # fmt: skip
-from bench.models.supernet_tables import TABLES
 
 from thinwire.uses.models.oneshot.costs import costs_of
 from thinwire.uses.models.oneshot.supernet import Shape, Supernet

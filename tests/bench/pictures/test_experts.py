@@ -10,7 +10,7 @@ import torch
 from bench.pictures.experts import BATCH, GROUPS, cells, identity, joined, kept
 from bench.pictures.spread import meshes, spread_pictures
 
-from bench.pictures import experts, experts_tables
+from bench.pictures import experts, tables
 from thinwire.uses.pictures.expert_parallel.recipes import parse_experts_recipe
 from thinwire.uses.pictures.run.flux_fashion_moe import build
 from thinwire.uses.pictures.run.sampling import sample_each
@@ -65,12 +65,12 @@ def test_goals_are_held_against_synchronous_of_the_same_group() -> None:
             {"nbytes": 41, "seed": 1, "distance": 4.7, "accuracy": 0.9}),
     ]  # fmt: skip
     study = {"rows": rows, "links": {"unlimited": "none", "20mbit": "20mbit,20ms"}}
-    goals = experts_tables.goals(study)
+    goals = tables.goals(study)
     assert "| faster over 20mbit | at least 1.2× | 1.50×: met |" in goals
     assert "| bytes of synchronous | at most 40% | 41%: missed |" in goals
     assert "| garment distance | at most 4.61 | 4.70: missed |" in goals
-    assert "| `dice-residual` | 0.0 MB | 30% | 40.0 dB | 20.0 s |" in experts_tables.ways("two", study)
-    assert "| `ep-sync` | 2 | 4.10 ± 0.10 | – | 90.0% |" in experts_tables.distances(study)
+    assert "| `dice-residual` | 0.0 MB | 30% | 40.0 dB | 20.0 s |" in tables.expert_ways("two", study)
+    assert "| `ep-sync` | 2 | 4.10 ± 0.10 | – | 90.0% |" in tables.distances(study)
 
 
 def test_spread_pictures_are_those_of_one_device_in_order() -> None:

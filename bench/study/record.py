@@ -5,9 +5,10 @@ from __future__ import annotations
 import dataclasses
 import types
 import typing
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from bench.study.tables import Draw
 from thinwire.runs.machine.processor import environment
 from thinwire.runs.options import Options
 from thinwire.runs.records.schema import RunRecord, UnitMetrics
@@ -74,16 +75,6 @@ def _table(rows: Iterator[Row]) -> str:
     return "\n".join([*lines, *(f"| `{key}` | {kind} | {meaning} |" for key, kind, meaning in rows)])
 
 
-def envelope() -> str:
-    """Return the table of what every run's record has."""
-    return _table(_rows(RunRecord))
-
-
-def lines() -> str:
-    """Return the table of what every line of the metrics has."""
-    return _table(_rows(UnitMetrics))
-
-
 def machine() -> str:
     """Return the table of a record's environment."""
     have = environment("fp32", 1)
@@ -120,16 +111,24 @@ def _options(cls: type[Options]) -> Iterator[str]:
         yield f"| `config.{f.name}` | {told}{said} |"
 
 
-TABLES = {"record": envelope, "record-lines": lines, "record-environment": machine}
-for _kind in kinds():
-    _cls = _record(_kind)
-    _base = _cls.__mro__[1]  # replicas have the options and lines of pipelines
-    _there = {
-        "sections": True,
-        "units": _cls.METRICS is not getattr(_base, "METRICS", None),
-        "options": _cls.CONFIG is not getattr(_base, "CONFIG", None),
-    }
-    for _name, _draw in (("sections", sections), ("units", units), ("options", options)):
-        if not _there[_name]:  # a packed scene is no run of several units
-            continue
-        TABLES[f"record-{_kind}-{_name}"] = lambda kind=_kind, draw=_draw: draw(kind)  # type: ignore[misc]
+def _engine(kind: str) -> Iterator[tuple[str, Callable[[str], str]]]:
+    """Yield an engine's tables: of lines and options only where it has its own."""
+    cls = _record(kind)
+    base = cls.__mro__[1]  # replicas have the options and lines of pipelines
+    yield "sections", sections
+    if cls.METRICS is not getattr(base, "METRICS", None):  # a packed scene is no run of several units
+        yield "units", units
+    if cls.CONFIG is not getattr(base, "CONFIG", None):
+        yield "options", options
+
+
+TABLES: dict[str, Draw] = {
+    "record": lambda _: _table(_rows(RunRecord)),
+    "record-lines": lambda _: _table(_rows(UnitMetrics)),
+    "record-environment": lambda _: machine(),
+    **{
+        f"record-{kind}-{name}": lambda _, kind=kind, draw=draw: draw(kind)
+        for kind in kinds()
+        for name, draw in _engine(kind)
+    },
+}
