@@ -25,7 +25,7 @@ from typing import Any, NamedTuple
 
 from bench.study.cells import Kept, run_study
 from thinwire.uses.kinds import load_run
-from thinwire.uses.pictures.run.launch import launch
+from thinwire.uses.pictures.run.generation import launch
 from thinwire.uses.pictures.run.options import PicturesConfig
 
 KEPT = Kept("diffusion")

@@ -31,10 +31,10 @@ from thinwire.uses.kinds import load_run
 from thinwire.uses.pictures.expert_parallel.recipes import parse_experts_recipe
 from thinwire.uses.pictures.run import classifier, flux_fashion_moe
 from thinwire.uses.pictures.run.flux_fashion_moe import NAME, load
-from thinwire.uses.pictures.run.launch import launch
+from thinwire.uses.pictures.run.generation import launch
 from thinwire.uses.pictures.run.options import PicturesConfig
-from thinwire.uses.pictures.run.quality import averaged, quality
-from thinwire.uses.pictures.run.sampling import sample_each
+from thinwire.uses.pictures.run.recording import averaged, quality
+from thinwire.uses.pictures.run.sheets import sample_each
 
 KEPT = Kept("experts")
 UNLIMITED = "unlimited"

@@ -22,7 +22,7 @@ from thinwire.runs.data.images import CLASSES, load_fashion
 from thinwire.uses.pictures.run import flux_fashion, flux_fashion_moe
 from thinwire.uses.pictures.run.classifier import recognised
 from thinwire.uses.pictures.run.distance import garment_distance
-from thinwire.uses.pictures.run.sampling import sample_each
+from thinwire.uses.pictures.run.sheets import sample_each
 
 RESULT = RESULTS / "distance.json"
 MANY, BATCH, STEPS = 2048, 32, 28

@@ -21,8 +21,7 @@ from thinwire.runs.models.cnn import CnnConfig, build_cnn
 from thinwire.runs.records.writer import write_json
 from thinwire.uses.pictures.run import flux_fashion
 from thinwire.uses.pictures.run.classifier import WEIGHTS, accuracy, load_classifier, recognised, seen
-from thinwire.uses.pictures.run.sampling import sample
-from thinwire.uses.pictures.run.sheets import Sheet, padded
+from thinwire.uses.pictures.run.sheets import Sheet, padded, sample
 
 RESULT = RESULTS / "garments.json"
 EPOCHS, BATCH, RATE, DECAY = 8, 128, 2e-3, 0.05

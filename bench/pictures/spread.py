@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 import thinwire
 from thinwire.links import Peer, connect_mesh
-from thinwire.uses.pictures.run.sampling import sample_each
+from thinwire.uses.pictures.run.sheets import sample_each
 
 Mesh = dict[int, Peer]
 LONGEST = 3600.0  # seconds that a rank of a crowded processor may take for all

@@ -29,7 +29,7 @@ from thinwire.uses.following.pull import manifest
 from thinwire.uses.following.pull.manifest import File, Manifest, StoredVersion
 from thinwire.uses.following.pull.proof import Proof
 from thinwire.uses.following.push import protocol
-from thinwire.uses.pictures.context_parallel.message import Message as Passed
+from thinwire.uses.pictures.messages import RankMessage as Passed
 from thinwire.uses.training.replicas.message import Measured
 from thinwire.uses.training.replicas.message import Message as Exchanged
 

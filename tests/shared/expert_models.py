@@ -12,7 +12,7 @@ from picture_models import Inputs, flux, flux_inputs
 from torch import Tensor, nn
 
 import thinwire
-from thinwire.uses.pictures.expert_parallel.spread import Experts
+from thinwire.uses.pictures.expert_parallel.routing import Experts
 
 T = TypeVar("T")
 

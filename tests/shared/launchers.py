@@ -50,7 +50,7 @@ PICTURES = (
     "diffusers:FluxTransformer2DModel",
     "diffusers.hooks.hooks",
     "diffusers.models.transformers.transformer_hidream_image",
-    "thinwire.uses.pictures.run.program",
+    "thinwire.uses.pictures.run.generation",
 )
 NEEDS = {
     "generate": PICTURES,

@@ -11,7 +11,7 @@ from meshes import Mesh, together
 from torch import Tensor, nn
 
 import thinwire
-from thinwire.uses.pictures.context_parallel.parallel import Parallel
+from thinwire.uses.pictures.agreement import Parallel
 
 T = TypeVar("T")
 Inputs = dict[str, Any]

@@ -13,7 +13,7 @@ from bench.pictures.spread import meshes, spread_pictures
 from bench.pictures import experts, tables
 from thinwire.uses.pictures.expert_parallel.recipes import parse_experts_recipe
 from thinwire.uses.pictures.run.flux_fashion_moe import build
-from thinwire.uses.pictures.run.sampling import sample_each
+from thinwire.uses.pictures.run.sheets import sample_each
 
 
 def found(nbytes: int, db: float | None, seconds: float) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from torch import Tensor, nn
 
 import thinwire
 from thinwire.types import InputError, LinkError
-from thinwire.uses.pictures.context_parallel import drawing, weights
-from thinwire.uses.pictures.context_parallel.parallel import Parallel
+from thinwire.uses.pictures import agreement, weight_checksums
+from thinwire.uses.pictures.agreement import Parallel
 
 pytest.importorskip("diffusers")
 
@@ -122,10 +122,10 @@ def test_weights_are_read_whole_again_only_where_they_may_have_changed(
 ) -> None:
     """Not where they moved: those of a group that is offloaded lie elsewhere in each call."""
     model: Any = flux()
-    found = weights.Weights(model)
+    found = weight_checksums.WatchedWeights(model)
     first, read = found.checksum(True), list[nn.Module]()
-    whole = weights.bits_checksum
-    monkeypatch.setattr(weights, "bits_checksum", lambda m, but=(): read.append(m) or whole(m, but))
+    whole = weight_checksums.bits_checksum
+    monkeypatch.setattr(weight_checksums, "bits_checksum", lambda m, but=(): read.append(m) or whole(m, but))
     for p in model.parameters():
         p.data = p.data.clone()
     assert found.checksum(False) == first and not read
@@ -140,11 +140,11 @@ def test_weights_are_read_whole_again_only_where_they_may_have_changed(
 def test_weights_that_accelerate_keeps_elsewhere_are_compared_too() -> None:
     cpu_offload = pytest.importorskip("accelerate").cpu_offload
     models = [flux(), flux()]
-    plain = weights.Weights(models[0]).checksum(True)
+    plain = weight_checksums.WatchedWeights(models[0]).checksum(True)
     one_value(models[1])
     for model in models:
         cpu_offload(model, torch.device("cpu"))
-    same, other = (weights.Weights(model) for model in models)
+    same, other = (weight_checksums.WatchedWeights(model) for model in models)
     assert same.checksum(True) == plain != other.checksum(True)
     one_device(models[0], [flux_inputs()])
     assert same.checksum(True) == plain
@@ -263,11 +263,11 @@ def test_noise_that_was_drawn_in_a_picture_is_named(ranks: Meshes) -> None:
 def test_all_ranks_draw_as_the_first(ranks: Meshes) -> None:
     """So what a scheduler draws without a generator is one noise; then each goes on with its own."""
     model, before = flux(), torch.get_rng_state()
-    first = drawing.state_of(model)
+    first = agreement.state_of(model)
     wanted = torch.randn(3)
     torch.manual_seed(5)
-    own, wanted_after = drawing.state_of(model), torch.get_rng_state()
-    with drawing.drawing_alike(model, own, first):
+    own, wanted_after = agreement.state_of(model), torch.get_rng_state()
+    with agreement.drawing_alike(model, own, first):
         assert torch.equal(torch.randn(3), wanted)
     assert torch.equal(torch.get_rng_state(), wanted_after)
     torch.set_rng_state(before)

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from waiting import until
 
 from thinwire.types import InputError
-from thinwire.uses.pictures.context_parallel.parallel import Parallel
+from thinwire.uses.pictures.agreement import Parallel
 
 pytest.importorskip("diffusers")
 

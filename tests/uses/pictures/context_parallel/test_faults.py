@@ -15,8 +15,8 @@ from torch import Tensor, nn
 from waiting import LONG
 
 from thinwire.types import LinkError
-from thinwire.uses.pictures.context_parallel.keys import Kind
-from thinwire.uses.pictures.context_parallel.parallel import Parallel
+from thinwire.uses.pictures.agreement import Parallel
+from thinwire.uses.pictures.messages import TensorKind
 
 pytest.importorskip("diffusers")
 
@@ -25,17 +25,19 @@ Meshes = dict[int, list[Mesh]]
 
 # mode, ranks, and the kind of which a reference is lost: queries or keys, or the output
 LOSSES = [
-    ("gather", 3, Kind.KEYS),
-    ("gather", 2, Kind.OUTPUT),
-    ("ulysses", 2, Kind.QUERIES),
-    ("guidance", 2, Kind.OUTPUT),
-    ("pipe", 3, Kind.HIDDEN),
+    ("gather", 3, TensorKind.KEYS),
+    ("gather", 2, TensorKind.OUTPUT),
+    ("ulysses", 2, TensorKind.QUERIES),
+    ("guidance", 2, TensorKind.OUTPUT),
+    ("pipe", 3, TensorKind.HIDDEN),
 ]
 
 
 @pytest.mark.parametrize(("mode", "world", "kind"), LOSSES)
 @pytest.mark.parametrize("step", [1, 3])  # in the last one its sender may have left
-def test_a_lost_reference_is_made_up_for(ranks: Meshes, mode: str, world: int, kind: Kind, step: int) -> None:
+def test_a_lost_reference_is_made_up_for(
+    ranks: Meshes, mode: str, world: int, kind: TensorKind, step: int
+) -> None:
     """By the values themselves, then a keyframe: all ranks go on with the same bits, near to those else."""
     model, passes = flux(), 2 if mode == "guidance" else 1
 
@@ -55,9 +57,9 @@ def test_a_lost_reference_is_made_up_for(ranks: Meshes, mode: str, world: int, k
         assert all((x - y).norm() < 1e-2 * y.norm() for x, y in zip(made, whole, strict=True))
 
 
-def damage(session: Any, kind: Kind) -> None:
+def damage(session: Any, kind: TensorKind) -> None:
     """Lose the count of a reference that this rank holds of what rank 0 has sent."""
-    found = session._pairs[0] if kind == Kind.QUERIES else session._ends
+    found = session._pairs[0] if kind == TensorKind.QUERIES else session._ends
     receiver = (found[kind] if isinstance(found, dict) else found)._receivers[0]
     receiver._versions[next(iter(receiver._versions))] += 1
 

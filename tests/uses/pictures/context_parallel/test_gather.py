@@ -22,7 +22,7 @@ from picture_models import (
 from torch import Tensor, nn
 
 from thinwire.types import InputError
-from thinwire.uses.pictures.context_parallel.parallel import Parallel, check_whole
+from thinwire.uses.pictures.agreement import Parallel, check_whole
 
 pytest.importorskip("diffusers")
 
@@ -136,7 +136,7 @@ def test_what_an_aborted_picture_left_is_not_taken(ranks: Meshes) -> None:
         gather: Any = found._session
         sample(own, flux_inputs(seed=5), 2)
         if gather._rank == 1:  # it sends the first message of a step that the other rank never makes
-            traffic = gather._traffic
+            traffic = gather._exchange
             exchange, traffic._exchange = traffic._exchange, Posting(traffic._exchange)
             with pytest.raises(KeyboardInterrupt):
                 own(**flux_inputs(time=0.1, seed=5))

@@ -12,8 +12,8 @@ from picture_pipelines import flux_pipeline, wan_pipeline
 from torch import Tensor, nn
 
 from thinwire.types import InputError
-from thinwire.uses.pictures.context_parallel.later import Later
-from thinwire.uses.pictures.context_parallel.parallel import Parallel
+from thinwire.uses.pictures.agreement import Parallel
+from thinwire.uses.pictures.context_parallel.guidance import Later
 
 pytest.importorskip("diffusers")
 

@@ -11,21 +11,19 @@ from thinwire.channels import wire
 from thinwire.channels.channel import Scheme
 from thinwire.codecs import Cast
 from thinwire.types import InputError, PayloadError
-from thinwire.uses.pictures.context_parallel.clock import Clock
-from thinwire.uses.pictures.context_parallel.coding import Coding
-from thinwire.uses.pictures.context_parallel.ends import Ends, pack_mask, unpack_mask
-from thinwire.uses.pictures.context_parallel.keys import Key, Kind
-from thinwire.uses.pictures.context_parallel.message import Message
-from thinwire.uses.pictures.context_parallel.parts import attended, divisible, merged
+from thinwire.uses.pictures.coding import Coding, Endpoints, pack_mask, unpack_mask
+from thinwire.uses.pictures.context_parallel.attention import attended, divisible, merged
 from thinwire.uses.pictures.context_parallel.recipes import ATTENTION, DIFFUSION, OUTPUT
-from thinwire.uses.pictures.context_parallel.seam import Attention
-from thinwire.uses.pictures.context_parallel.shares import Shares
+from thinwire.uses.pictures.context_parallel.sharding import TokenShares
+from thinwire.uses.pictures.diffusers_names.interfaces import Attention
+from thinwire.uses.pictures.messages import Key, RankMessage, TensorKind
+from thinwire.uses.pictures.model_calls import StepCounter
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
 @pytest.mark.parametrize("tokens", [(64, 7), (63, 63), (5, 6)])
 def test_every_rank_knows_what_the_others_have(world: int, tokens: tuple[int, int]) -> None:
-    every = [Shares(rank, world) for rank in range(world)]
+    every = [TokenShares(rank, world) for rank in range(world)]
     cut = [[s.cut(f"x{i}", torch.zeros(1, n, 2), 1).shape[1] for i, n in enumerate(tokens)] for s in every]
     assert [sum(parts) for parts in zip(*cut, strict=True)] == list(tokens)
     for shares, own in zip(every, cut, strict=True):
@@ -36,7 +34,7 @@ def test_every_rank_knows_what_the_others_have(world: int, tokens: tuple[int, in
 
 
 def test_replicated_tokens_are_no_shares() -> None:
-    shares = Shares(0, 2)
+    shares = TokenShares(0, 2)
     shares.cut("hidden_states", torch.zeros(1, 64, 4), 1)
     shares.cut("img_ids", torch.zeros(64, 3), 0)  # positions, which no layer attends to
     for tokens in (64, 32 + 7, 7, 0):
@@ -68,7 +66,7 @@ CALLS = [
 
 
 def test_generations_streams_and_steps() -> None:
-    clock = Clock()
+    clock = StepCounter()
     for (name, time, shape), (generation, stream, step) in CALLS:
         call = clock.call(name, time, shape)
         assert (clock.generation, call.stream, call.step) == (generation, stream, step), (name, time, shape)
@@ -79,7 +77,7 @@ def test_generations_streams_and_steps() -> None:
 
 
 def test_keys_are_distinct() -> None:
-    keys = [Key(s, n, k, r).pack() for s in (0, 1, 15) for n in (0, 300) for k in Kind for r in (0, 9)]
+    keys = [Key(s, n, k, r).pack() for s in (0, 1, 15) for n in (0, 300) for k in TensorKind for r in (0, 9)]
     assert len(set(keys)) == len(keys)
     assert max(keys) < 1 << 63
 
@@ -103,18 +101,18 @@ def test_recipes_refuse() -> None:
 def test_messages_that_others_forge_are_refused() -> None:
     """Cut, changed or of another shape or layer: a refusal, or the tensor that was due."""
     random, x, keys = Random(0), torch.randn(2, 6, 4), [1, 2]
-    data = Ends(Coding(Scheme(Cast("float16"))), []).encode(x, keys, 0)[0]
-    message = Message(7, 8, [data, pack_mask(torch.ones(1, 1, 1, 3, dtype=torch.bool), 5)]).pack()
-    assert [len(p) for p in Message.unpack(message).packets] == [len(data), len(message) - len(data) - 24]
+    data = Endpoints(Coding(Scheme(Cast("float16"))), []).encode(x, keys, 0)[0]
+    message = RankMessage(7, 8, [data, pack_mask(torch.ones(1, 1, 1, 3, dtype=torch.bool), 5)]).pack()
+    assert [len(p) for p in RankMessage.unpack(message).packets] == [len(data), len(message) - len(data) - 24]
     for cut in range(len(message)):
         with pytest.raises(PayloadError):
-            Message.unpack(message[:cut])
+            RankMessage.unpack(message[:cut])
     for _ in range(300):
         forged = bytearray(message)
         forged[random.randrange(len(forged))] ^= 1 << random.randrange(8)
         try:
-            packets = Message.unpack(forged).packets
-            made = Ends(Coding(), [1]).decode(1, packets[0], keys, [(2, 6, 4)], x)
+            packets = RankMessage.unpack(forged).packets
+            made = Endpoints(Coding(), [1]).decode(1, packets[0], keys, [(2, 6, 4)], x)
             mask = unpack_mask(packets[1], torch.ones(1, 1, 1, 9, dtype=torch.bool), 3, 5)
         except (PayloadError, IndexError):
             continue
@@ -124,9 +122,9 @@ def test_messages_that_others_forge_are_refused() -> None:
 
 @pytest.mark.parametrize(("keys", "shape"), [([1, 2], (2, 5, 4)), ([1, 3], (2, 6, 4))])
 def test_packets_of_another_shape_or_layer(keys: list[int], shape: tuple[int, ...]) -> None:
-    data = Ends(Coding(), []).encode(torch.zeros(2, 6, 4), [1, 2], 0)[0]
+    data = Endpoints(Coding(), []).encode(torch.zeros(2, 6, 4), [1, 2], 0)[0]
     with pytest.raises(PayloadError):
-        Ends(Coding(), [1]).decode(1, data, keys, [shape], torch.zeros(1))
+        Endpoints(Coding(), [1]).decode(1, data, keys, [shape], torch.zeros(1))
     assert wire.unpack(data).spec.shape == (2, 6, 4)
 
 

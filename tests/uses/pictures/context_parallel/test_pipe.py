@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 import thinwire
 from thinwire.types import InputError, LinkError
-from thinwire.uses.pictures.context_parallel.parallel import Parallel
+from thinwire.uses.pictures.agreement import Parallel
 
 pytest.importorskip("diffusers")
 

@@ -11,7 +11,7 @@ from picture_models import flux, on_ranks, wan
 from picture_pipelines import flux_pipeline, wan_pipeline
 from torch import Tensor, nn
 
-from thinwire.uses.pictures.context_parallel.parallel import Parallel
+from thinwire.uses.pictures.agreement import Parallel
 
 pytest.importorskip("diffusers")
 

@@ -16,8 +16,7 @@ from torch import Tensor, nn
 from waiting import LONG
 
 from thinwire.types import InputError, LinkError
-from thinwire.uses.pictures.expert_parallel.session import Spread
-from thinwire.uses.pictures.expert_parallel.spread import Experts
+from thinwire.uses.pictures.expert_parallel.routing import ExpertParallel, Experts
 
 pytest.importorskip("diffusers")
 
@@ -133,7 +132,7 @@ def test_a_lost_reference_is_made_up_for(ranks: Meshes, recipe: str) -> None:
 
     def use(own: nn.Module, found: Experts, rank: int, damaged: bool) -> tuple[Tensor, int]:
         session: Any = found._session
-        x, crossing = batch([rank], 1.0)["hidden_states"], session._crossing
+        x, crossing = batch([rank], 1.0)["hidden_states"], session._experts
         for i in range(6):
             if damaged and rank == 1 and i == 3:
                 for line in (crossing._to[0], crossing._back[0]):
@@ -152,9 +151,9 @@ def test_a_lost_reference_is_made_up_for(ranks: Meshes, recipe: str) -> None:
 def test_an_error_between_calls_does_not_wait_for_others(
     ranks: Meshes, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    left, leave = dict[int, float](), Spread.leave
+    left, leave = dict[int, float](), ExpertParallel.leave
 
-    def timed(session: Spread, whole: bool) -> None:
+    def timed(session: ExpertParallel, whole: bool) -> None:
         began = time.monotonic()
         leave(session, whole)
         left[session._rank] = time.monotonic() - began
@@ -167,7 +166,7 @@ def test_an_error_between_calls_does_not_wait_for_others(
         own(**batch([rank], 0.9))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(Spread, "leave", timed)
+    monkeypatch.setattr(ExpertParallel, "leave", timed)
     with pytest.raises(KeyboardInterrupt):
         on_ranks(ranks[2], flux_moe(), "ep-displaced", use, deadline=30)
     assert left[0] < 2

@@ -8,10 +8,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from thinwire.types import InputError
-from thinwire.uses.pictures.expert_parallel.owners import Owners
 from thinwire.uses.pictures.expert_parallel.recipes import EXPERTS, parse_experts_recipe, schedule_of
-from thinwire.uses.pictures.expert_parallel.schedule import Schedule
-from thinwire.uses.pictures.expert_parallel.slots import Slots
+from thinwire.uses.pictures.expert_parallel.routing import Owners, Schedule, SlotOutputs
 
 
 @pytest.mark.parametrize("name", EXPERTS.entries)
@@ -58,7 +56,7 @@ def test_each_expert_has_one_owner(world: int, experts: int) -> None:
 
 
 def test_a_slot_reuses_what_its_expert_made_else_what_it_made_last() -> None:
-    held = Slots(torch.tensor([[3, 5]]), torch.tensor([[[3.0], [5.0]]]))
+    held = SlotOutputs(torch.tensor([[3, 5]]), torch.tensor([[[3.0], [5.0]]]))
     swapped = held.reused(torch.tensor([[5, 3]]))
     assert swapped.outputs.flatten().tolist() == [5, 3] and swapped.experts.tolist() == [[5, 3]]
     other = held.reused(torch.tensor([[5, 7]]))

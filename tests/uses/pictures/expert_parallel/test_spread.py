@@ -23,7 +23,7 @@ from meshes import Mesh
 from picture_models import Inputs
 from torch import Tensor, nn
 
-from thinwire.uses.pictures.expert_parallel.spread import Experts
+from thinwire.uses.pictures.expert_parallel.routing import Experts
 
 pytest.importorskip("diffusers")
 

@@ -13,8 +13,7 @@ from thinwire.types import InputError
 from thinwire.uses.pictures.run import classifier
 from thinwire.uses.pictures.run import flux_fashion_moe as moe
 from thinwire.uses.pictures.run.distance import features, frechet, garment_distance
-from thinwire.uses.pictures.run.sampling import sample, sample_each
-from thinwire.uses.pictures.run.sheets import SIDE, Sheet, conditions
+from thinwire.uses.pictures.run.sheets import SIDE, Sheet, conditions, sample, sample_each
 
 TINY = {"num_layers": 1, "num_single_layers": 1, "num_attention_heads": 1}
 

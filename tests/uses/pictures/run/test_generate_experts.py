@@ -13,11 +13,10 @@ from launchers import warm
 from thinwire.runs.records.runs import Run
 from thinwire.types import InputError
 from thinwire.uses.kinds import load_run
-from thinwire.uses.pictures.run import flux_fashion_moe, images
+from thinwire.uses.pictures.run import flux_fashion_moe, recording
 from thinwire.uses.pictures.run.cards import headline
 from thinwire.uses.pictures.run.options import PicturesConfig
-from thinwire.uses.pictures.run.sampling import sample_batch, sample_each
-from thinwire.uses.pictures.run.sheets import Sheet
+from thinwire.uses.pictures.run.sheets import Sheet, sample_batch, sample_each
 
 pytest.importorskip("diffusers")
 
@@ -46,7 +45,7 @@ def test_each_way_leaves_a_record_and_all_pictures(tmp_path: Path) -> None:
         assert len(list((out / name).glob("picture*.png"))) == 3
     assert (out / "batch/picture-2.png").read_bytes() == (out / "one/picture-2.png").read_bytes()
     model = flux_fashion_moe.build(0)
-    images.save(sample_each(model, [2], [2], 5)[0], tmp_path / "alone.png")
+    recording.save_png(sample_each(model, [2], [2], 5)[0], tmp_path / "alone.png")
     assert (tmp_path / "alone.png").read_bytes() == (out / "one/picture-3.png").read_bytes()
     assert (
         "3 pictures of a garment by flux-fashion-moe, 5 denoising steps" in (out / "report.html").read_text()

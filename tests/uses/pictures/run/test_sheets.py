@@ -12,11 +12,10 @@ import pytest
 import torch
 
 from thinwire.types import InputError
-from thinwire.uses.pictures.run import classifier, flux_fashion, images, predict
+from thinwire.uses.pictures.run import classifier, flux_fashion, predict, recording
 from thinwire.uses.pictures.run.options import PicturesConfig
-from thinwire.uses.pictures.run.quality import quality
-from thinwire.uses.pictures.run.sampling import sample
-from thinwire.uses.pictures.run.sheets import SIDE, Sheet, joined, parted
+from thinwire.uses.pictures.run.recording import quality
+from thinwire.uses.pictures.run.sheets import SIDE, Sheet, joined, parted, sample
 
 TINY = {"num_layers": 1, "num_single_layers": 1, "num_attention_heads": 1}
 
@@ -62,7 +61,7 @@ def test_quality_of_a_known_error() -> None:
     assert found["ssim"] is not None and 0.9 < found["ssim"] < 1
     same = {"psnr_db": None, "ssim": 1.0, "ssim_window": 11.0, "relative_l2": 0.0, "max_abs": 0.0}
     assert quality(image, image) == same
-    assert images.png(image).startswith(b"\x89PNG")
+    assert recording.png(image).startswith(b"\x89PNG")
 
 
 def test_sampling_is_euler_s_and_guidance_of_one_text_changes_nothing() -> None:
@@ -139,10 +138,10 @@ def test_options_that_cannot_be(options: dict[str, object], said: str) -> None:
 
 def test_what_is_predicted_follows_the_link() -> None:
     """A code wins over a slow link, and one machine over a very slow one."""
-    config, crossings = PicturesConfig(), {"gather": predict.Crossing(6e6, 1e5, 7)}
+    config, crossings = PicturesConfig(), {"gather": predict.StepTraffic(6e6, 1e5, 7)}
 
     def best(rate: float) -> str:
-        machine = predict.Machine(1.0, rate, 0.005)
+        machine = predict.ForwardAndLink(1.0, rate, 0.005)
         names = ("one", "fp16", "compact")
         return min(names, key=lambda name: predict.step_seconds(name, config, machine, crossings))
 
@@ -150,7 +149,7 @@ def test_what_is_predicted_follows_the_link() -> None:
     assert best(1.25e7) == "compact" and best(1e4) == "one"
     assert predict.verdict({"one": 1.0, "fp16": 0.5}) is None
     assert math.isclose(
-        predict.step_seconds("batch", config.replace(pictures=4), predict.Machine(1, 1, 1), {}), 0.5
+        predict.step_seconds("batch", config.replace(pictures=4), predict.ForwardAndLink(1, 1, 1), {}), 0.5
     )
 
 

@@ -44,7 +44,7 @@ def generate(names: Names, given: dict[str, Any]) -> None:
 def run_all(config: PicturesConfig) -> None:
     """Make the pictures, print the table and write the report."""
     # After the checks: a wrong option is refused before the engine is even imported.
-    from thinwire.uses.pictures.run.launch import launch
+    from thinwire.uses.pictures.run.generation import launch
 
     out, leads = Path(config.out), is_leader(config)
     with holding(out) if leads else nullcontext():

@@ -7,33 +7,29 @@ three, gives the same values and gains less.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from typing import Any
 
+import torch
 from torch import Tensor, nn
-from torch.utils._pytree import tree_flatten, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from thinwire.collectives import MeshExchange
 from thinwire.types import InputError, LinkError, require
-from thinwire.uses.pictures.context_parallel import host
-from thinwire.uses.pictures.context_parallel.clock import Call, Clock
-from thinwire.uses.pictures.context_parallel.coding import Coding
-from thinwire.uses.pictures.context_parallel.division import Division
-from thinwire.uses.pictures.context_parallel.ends import Ends
-from thinwire.uses.pictures.context_parallel.host_plan import Plan
-from thinwire.uses.pictures.context_parallel.inputs import shapes_of, time_of
-from thinwire.uses.pictures.context_parallel.keys import Key, Kind
-from thinwire.uses.pictures.context_parallel.later import Later
-from thinwire.uses.pictures.context_parallel.repairs import Kept
-from thinwire.uses.pictures.context_parallel.seam import Given
-from thinwire.uses.pictures.context_parallel.traffic import Posted, Traffic
-from thinwire.uses.pictures.context_parallel.weights import Weights
+from thinwire.uses.pictures.coding import Coding, Endpoints
+from thinwire.uses.pictures.context_parallel.modes import Division
+from thinwire.uses.pictures.diffusers_names.hooks import intercepted
+from thinwire.uses.pictures.diffusers_names.interfaces import Given
+from thinwire.uses.pictures.diffusers_names.plans import SplitPlan
+from thinwire.uses.pictures.messages import CheckedExchange, Key, Posted, SentValues, TensorKind
+from thinwire.uses.pictures.model_calls import ModelCall, StepCounter, shapes_of, time_of
+from thinwire.uses.pictures.weight_checksums import WatchedWeights
 
 Outputs = Sequence[Tensor]
 
 
-class Guidance:
+class GuidanceParallel:
     """The outputs of one model, of which this rank computes every other one; see ``seam.Passes``."""
 
     def __init__(
@@ -42,20 +38,20 @@ class Guidance:
         n = len(exchange.ranks)
         text = f"mode guidance is for 2 ranks, one for each forward pass of a step, not for {n}; start 2"
         require(n == 2, InputError, f"{text}, or use mode batch")
-        self.clock, self._traffic, self._coding = Clock(), Traffic(exchange, deadline), output
-        self.tally = self._traffic.tally
+        self.clock, self._exchange, self._coding = StepCounter(), CheckedExchange(exchange, deadline), output
+        self.tally = self._exchange.tally
         self._ranks, self._rank = exchange.ranks, exchange.rank
         self._outputs: dict[Hashable, tuple[Any, Outputs]] = {}  # how those of a stream look
         self._ended = True
         self._forget()
 
-    def attached(self, model: nn.Module, plan: Plan | None = None) -> AbstractContextManager[None]:
+    def attached(self, model: nn.Module, plan: SplitPlan | None = None) -> AbstractContextManager[None]:
         """Let the calls of ``model`` exchange inside the block."""
-        return host.intercepted(model, self)
+        return intercepted(model, self)
 
-    def watch(self, weights: Weights) -> None:
+    def watch(self, weights: WatchedWeights) -> None:
         """Compare these weights with the other rank's in each call."""
-        self._traffic.inquiry.watch(weights)
+        self._exchange.inquiry.watch(weights)
 
     def run(self, given: Given, compute: Callable[[], Any]) -> Any:
         """Return the model's output for these inputs, by ``compute`` or from the other rank."""
@@ -70,7 +66,7 @@ class Guidance:
         given.check()
         self._await()
         look = call.stream, shapes_of(inputs)
-        check = self._traffic.inquiry.note(self.clock.generation, inputs)
+        check = self._exchange.inquiry.note(self.clock.generation, inputs)
         mine = self._ranks[call.stream % 2] == self._rank
         made = compute() if mine or look not in self._outputs else None
         if made is not None:
@@ -94,20 +90,20 @@ class Guidance:
         """Tell the peer not to wait for this rank any more."""
         with suppress(LinkError):
             self._abandon(cause)
-        self._traffic.leave(cause)
+        self._exchange.leave(cause)
         with suppress(LinkError):
             self._abandon(cause)
 
     def _abandon(self, cause: BaseException | None = None) -> None:
         """Tell the peer, who may wait for this pass or for the next, that none comes."""
         for _ in range(2):
-            self._traffic.abandon(cause)
-            self._traffic.skip()
+            self._exchange.abandon(cause)
+            self._exchange.skip()
 
     def _forget(self) -> None:
-        self._ends = Ends(self._coding, self._traffic.others)
+        self._ends = Endpoints(self._coding, self._exchange.others)
         self._later: Outputs = ()
-        self._traffic.begin(self.clock.generation)
+        self._exchange.begin(self.clock.generation)
 
     def _await(self) -> None:
         """Take what was to come later, if nobody has read it."""
@@ -116,43 +112,41 @@ class Guidance:
             if isinstance(x, Later):
                 x.fill()
 
-    def _own(self, call: Call, outputs: Outputs, check: int) -> Outputs:
+    def _own(self, call: ModelCall, outputs: Outputs, check: int) -> Outputs:
         """Send what this rank has computed; take what was due for the pass before."""
         keys = self._keys(call, len(outputs), self._rank)
-        with self._traffic.coding():
+        with self._exchange.coding():
             coded = [
                 self._ends.encode(_rows(x), [key.pack()], call.step)
                 for x, key in zip(outputs, keys, strict=True)
             ]
-        if len(coded) == 1:
-            kept = Kept(self._ends, coded[0][1], [keys[0].pack()])
-            self._traffic.keep({self._traffic.others[0]: kept})
-        self._traffic.post("an output", keys[0], check, [data for data, _ in coded])
+        kept = SentValues(self._ends, coded[0][1], [keys[0].pack()]) if len(coded) == 1 else None
+        self._exchange.post("an output", keys[0], check, [data for data, _ in coded], kept)
         self.tally.output_nbytes = self.tally.nbytes
         self._await()
         return [x_hat.reshape(x.shape).to(x.dtype) for x, (_, x_hat) in zip(outputs, coded, strict=True)]
 
-    def _others(self, call: Call, like: Outputs, check: int) -> Outputs:
+    def _others(self, call: ModelCall, like: Outputs, check: int) -> Outputs:
         """Return what the other rank computes, or will have where it is read."""
-        keys = self._keys(call, len(like), self._traffic.others[0])
-        due = self._traffic.due("an output", keys[0], check, len(like))
+        keys = self._keys(call, len(like), self._exchange.others[0])
+        due = self._exchange.due("an output", keys[0], check, len(like))
         if call.stream:
             return self._received(due, keys, like)
         self._later = Later.all_like(like, lambda: self._received(due, keys, like))
         return self._later
 
     def _received(self, due: Posted, keys: Sequence[Key], like: Outputs) -> Outputs:
-        ((rank, packets),) = self._traffic.collect(due).items()
+        ((rank, packets),) = self._exchange.collect(due).items()
         found = []
-        with self._traffic.coding():
+        with self._exchange.coding():
             for x, key, data in zip(like, keys, packets, strict=True):
                 shapes = [tuple(_rows(x).shape)]
-                got = self._traffic.decode(due, self._ends, rank, data, [key.pack()], shapes, x)
+                got = self._exchange.decode(due, self._ends, rank, data, [key.pack()], shapes, x)
                 found.append(got.reshape(x.shape).to(x.dtype))
         return found
 
-    def _keys(self, call: Call, outputs: int, source: int) -> list[Key]:
-        return [Key(call.stream, i, Kind.OUTPUT, source) for i in range(outputs)]
+    def _keys(self, call: ModelCall, outputs: int, source: int) -> list[Key]:
+        return [Key(call.stream, i, TensorKind.OUTPUT, source) for i in range(outputs)]
 
     def _taken_apart(self, output: Any) -> tuple[Any, Outputs]:
         """Return the form of what the model returned, and the tensors in it."""
@@ -167,3 +161,89 @@ class Guidance:
 
 def _rows(x: Tensor) -> Tensor:
     return x.reshape(1, -1, x.shape[-1])
+
+
+_ABOUT = {"size", "dim", "ndimension", "numel", "stride", "is_floating_point", "is_complex", "element_size"}
+_VIEWS = {
+    *("chunk", "split", "tensor_split", "unbind", "narrow", "select", "__getitem__", "movedim", "expand"),
+    *("view", "view_as", "reshape", "flatten", "unflatten", "squeeze", "unsqueeze", "transpose", "permute"),
+    *("to", "detach", "contiguous", "float", "type", "type_as", "__get__"),  # if they leave it as it is
+}
+
+
+class Later(Tensor):
+    """What ``like`` returns; views of it get their values with it."""
+
+    filled: Filled
+
+    @staticmethod
+    def all_like(xs: Sequence[Tensor], values: Callable[[], Sequence[Tensor]]) -> list[Later]:
+        """Return tensors of the shapes, types and devices of ``xs``, with ``values()`` once one is read."""
+        empty = [torch.empty_like(x) for x in xs]
+
+        def fill() -> None:
+            for x, value in zip(empty, values(), strict=True):
+                x.copy_(value)
+
+        filled = Filled(fill)
+        return [_marked(x, filled) for x in empty]
+
+    def fill(self) -> None:
+        """Let it have its values; from now on it is a tensor like any other."""
+        self.filled.now()
+
+    @classmethod
+    def __torch_function__(
+        cls,
+        func: Callable[..., Any],
+        types: Iterable[type],
+        args: tuple[Any, ...] = (),
+        kwargs: Mapping[str, Any] | None = None,
+    ) -> Any:
+        given = tree_flatten((args, kwargs))[0]
+        waiting = [x for x in given if isinstance(x, Later) and not x._has_values()]
+        with torch._C.DisableTorchFunctionSubclass():
+            name = func.__name__
+            if waiting and name in _ABOUT:
+                return func(*args, **(kwargs or {}))
+            if waiting and name in _VIEWS:
+                made = func(*args, **(kwargs or {}))
+                parts = [x for x in tree_flatten(made)[0] if isinstance(x, Tensor)]
+                if all(_views(x, waiting) for x in parts):
+                    filled = waiting[0].filled
+                    return tree_map(lambda x: _marked(x, filled) if isinstance(x, Tensor) else x, made)
+            for x in waiting:
+                x.fill()
+            return func(*args, **(kwargs or {}))
+
+    def _has_values(self) -> bool:
+        filled = self.__dict__.get("filled")
+        return filled is None or filled.done
+
+
+def _marked(x: Tensor, filled: Filled) -> Later:
+    later = x.as_subclass(Later)
+    later.filled = filled
+    return later
+
+
+def _views(x: Tensor, waiting: Iterable[Tensor]) -> bool:
+    own = x.untyped_storage().data_ptr()
+    return any(own == other.untyped_storage().data_ptr() for other in waiting)
+
+
+class Filled:
+    """What brings the values of a tensor and of all views of it, until it has."""
+
+    def __init__(self, fill: Callable[[], None]) -> None:
+        self._fill: Callable[[], None] | None = fill
+
+    @property
+    def done(self) -> bool:
+        return self._fill is None
+
+    def now(self) -> None:
+        """Wait for the values, unless they are there."""
+        if self._fill is not None:
+            self._fill()
+            self._fill = None

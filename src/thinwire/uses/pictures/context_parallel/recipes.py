@@ -19,21 +19,19 @@ from thinwire.channels.memory import Delta, Memory, SecondOrderDelta
 from thinwire.choosing.registry import Parameter, Registry
 from thinwire.codecs import Cast, Codec, LowRank, RankOne, Uniform
 from thinwire.links.mesh import Peer
-from thinwire.uses.pictures.context_parallel.coding import MAX_WARMUP, Coding
-from thinwire.uses.pictures.context_parallel.division import Division
-from thinwire.uses.pictures.context_parallel.parallel import Parallel, check_given, over_ranks, refused
-from thinwire.uses.pictures.context_parallel.pipe import MOST_PATCHES
+from thinwire.uses.pictures.agreement import Parallel, check_given, refused
+from thinwire.uses.pictures.coding import FP16, MAX_WARMUP, Coding
+from thinwire.uses.pictures.context_parallel.modes import Division
+from thinwire.uses.pictures.context_parallel.parallel import over_ranks
+from thinwire.uses.pictures.context_parallel.pipefusion import MOST_PATCHES
 
 if TYPE_CHECKING:
     from torch import nn
 
+
 ATTENTION, OUTPUT = "attention", "output"  # the roles: keys and values of a layer; the joined output
-FP16 = Scheme(Cast("float16"))
-
-
 DIFFUSION = Registry[Coding, Division]("diffusion", (ATTENTION, OUTPUT), (Coding,))
 parse_diffusion_recipe = DIFFUSION.parse
-
 Made = tuple[Mapping[str, Coding], Division]
 BITS = Parameter("the bits of a value of a residual", 1, 2)
 WARMUP = Parameter("how many steps at first wait for all, in 8 or 16 bits", 1, MAX_WARMUP)

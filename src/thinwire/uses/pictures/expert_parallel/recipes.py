@@ -18,19 +18,19 @@ from thinwire.channels.memory import Delta
 from thinwire.choosing.registry import Parameter, Registry
 from thinwire.codecs import Codec, RankOne, Rows, Uniform
 from thinwire.links.mesh import Peer
-from thinwire.uses.pictures.context_parallel.coding import MAX_WARMUP, Coding
-from thinwire.uses.pictures.context_parallel.parallel import check_given, refused
-from thinwire.uses.pictures.context_parallel.recipes import FP16
-from thinwire.uses.pictures.expert_parallel.schedule import (
+from thinwire.uses.pictures.agreement import check_given, refused
+from thinwire.uses.pictures.coding import FP16, MAX_WARMUP, Coding
+from thinwire.uses.pictures.expert_parallel.routing import (
     BATCH,
     DISPLACED,
     INTERWEAVED,
     ONE,
     SYNC,
     SYNCED,
+    Experts,
     Schedule,
+    over_experts,
 )
-from thinwire.uses.pictures.expert_parallel.spread import Experts, over_experts
 
 if TYPE_CHECKING:
     from torch import nn

@@ -9,7 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from thinwire.types import InputError, require
-from thinwire.uses.pictures.context_parallel.host import version
+from thinwire.uses.pictures.diffusers_names.tested_version import version
 from thinwire.uses.pictures.run.sheets import CHANNELS, WORDS
 
 if TYPE_CHECKING:

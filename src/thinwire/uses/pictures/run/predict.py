@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from thinwire.codecs import Codec
 from thinwire.types import WRONG_VALUES, TensorSpec
-from thinwire.uses.pictures.context_parallel.coding import Coding
+from thinwire.uses.pictures.coding import Coding
 from thinwire.uses.pictures.context_parallel.recipes import (
     ATTENTION,
     DIFFUSION,
@@ -33,7 +33,7 @@ EXPECTED: dict[str, float | None] = {
 
 
 @dataclass(frozen=True)
-class Crossing:
+class StepTraffic:
     """What a later step of a mode sends as float16: bytes of the rank that sends most, and messages."""
 
     nbytes: float
@@ -42,7 +42,7 @@ class Crossing:
 
 
 @dataclass(frozen=True)
-class Machine:
+class ForwardAndLink:
     """One forward of the whole picture [s], and the slowest link: bytes/s and seconds one way."""
 
     forward: float
@@ -51,7 +51,7 @@ class Machine:
 
 
 def step_seconds(
-    name: str, config: PicturesConfig, machine: Machine, crossings: dict[str, Crossing]
+    name: str, config: PicturesConfig, machine: ForwardAndLink, crossings: dict[str, StepTraffic]
 ) -> float:
     """Return the seconds of a denoising step, for each picture."""
     division, schemes, ranks = division_of(name), parse_diffusion_recipe(name).schemes, config.ranks

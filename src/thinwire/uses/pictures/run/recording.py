@@ -1,30 +1,33 @@
-"""What rank 0 leaves of each way: a folder with its record, its lines of repeats, and its pictures."""
+"""What rank 0 leaves of each way: its record, its lines of repeats, its pictures, and how near they are."""
 
 from __future__ import annotations
 
+import base64
+import io
 import statistics
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from thinwire.replacing import replacing
 from thinwire.runs.machine.processor import environment, pick_threads
 from thinwire.runs.ranks.places import link_of
 from thinwire.runs.ranks.world import World
 from thinwire.runs.records.runs import slug
 from thinwire.runs.records.schema import Memory, RecipeText
 from thinwire.runs.records.writer import RunWriter
-from thinwire.uses.pictures.run import images
+from thinwire.similarity import REACH, mse, psnr, ssim
 from thinwire.uses.pictures.run.options import PicturesConfig
-from thinwire.uses.pictures.run.quality import averaged, quality
 from thinwire.uses.pictures.run.record import PictureMetrics, PicturesRecord
 
 PICTURE = "picture.png"
 
 
 @dataclass
-class Made:
+class TimedWay:
     """One way, timed so many times: what came of it."""
 
     name: str
@@ -46,7 +49,7 @@ def folder_of(config: PicturesConfig, name: str) -> Path:
     return Path(config.out) / slug(name)
 
 
-def write_records(config: PicturesConfig, world: World, made: list[Made], rss: list[int]) -> None:
+def write_records(config: PicturesConfig, world: World, made: list[TimedWay], rss: list[int]) -> None:
     """Write every record, once all of them are known."""
     for one in made:
         record = _record(config, world, one, rss)
@@ -57,11 +60,11 @@ def write_records(config: PicturesConfig, world: World, made: list[Made], rss: l
             writer.add(PictureMetrics(repeat=i, seconds=seconds, step_s=steps, wait_s=wait, code_s=code))
         record.totals["seconds"] = one.seconds
         for k, image in enumerate(one.images):
-            images.save(image, folder / (PICTURE if k == 0 else f"picture-{k + 1}.png"))
+            save_png(image, folder / (PICTURE if k == 0 else f"picture-{k + 1}.png"))
         writer.close("done")
 
 
-def _record(config: PicturesConfig, world: World, one: Made, rss: list[int]) -> PicturesRecord:
+def _record(config: PicturesConfig, world: World, one: TimedWay, rss: list[int]) -> PicturesRecord:
     recipe = config.recipe(one.way)
     label = one.name if one.name == one.way else f"{one.name} ({one.way})"
     pairs = list(zip(one.images, one.references, strict=False))
@@ -84,11 +87,71 @@ def _record(config: PicturesConfig, world: World, one: Made, rss: list[int]) -> 
         comm_to_compute=(wait + code) / compute if compute else None,
         exchanges=int(one.tally.get("exchanges", 0)),
         picture=PICTURE,
-        preview=images.inline(one.images[0]),
-        difference=images.inline(images.difference(*pairs[0])),
+        preview=inline_png(one.images[0]),
+        difference=inline_png(difference(*pairs[0])),
         predicted_s=one.predicted,
         predictions=one.predictions,
     )
     trips = [peer.reliable.estimate().rtt for peer in world.peers.values()]
     record.link.rtt_s = min((t for t in trips if t is not None), default=None)
     return record
+
+
+def quality(image: Tensor, reference: Tensor) -> dict[str, float | None]:
+    """Return ``psnr_db`` (None for equal pictures), ``ssim``, ``relative_l2`` and ``max_abs``, [H, W] each.
+
+    ``ssim_window`` says in which windows ``ssim`` was measured; before it was said they were uniform, of 7.
+
+    >>> quality(torch.zeros(16, 16), torch.zeros(16, 16))["psnr_db"] is None
+    True
+    """
+    off = (image - reference).double()
+    a, b = image.numpy(), reference.numpy()
+    error = mse(a, b)
+    norm = float(reference.double().norm())
+    return {
+        "psnr_db": psnr(error) if error else None,
+        "ssim": ssim(a, b),
+        "ssim_window": float(2 * REACH + 1),
+        "relative_l2": float(off.norm()) / norm if norm else None,
+        "max_abs": float(off.abs().max()),
+    }
+
+
+def averaged(found: list[dict[str, float | None]]) -> dict[str, float | None]:
+    """Return the mean of each figure over several pictures, a PSNR of equal ones left out."""
+    names = found[0] if found else {}
+    known = {name: [f[name] for f in found if f[name] is not None] for name in names}
+    return {
+        name: float(torch.tensor(values, dtype=torch.float64).mean()) if values else None
+        for name, values in known.items()
+    }
+
+
+STRONGER = 10.0  # times, of a difference that is drawn
+
+
+def png(image: Tensor) -> bytes:
+    """Return a grey picture [height, width] in 0..1 as PNG."""
+    from PIL import Image
+
+    pixels = (image.clamp(0, 1) * 255).round().to(torch.uint8)
+    file = io.BytesIO()
+    Image.fromarray(pixels.numpy(), "L").save(file, "PNG", optimize=True)
+    return file.getvalue()
+
+
+def save_png(image: Tensor, path: Path) -> None:
+    """Write a picture as PNG, atomically."""
+    with replacing(path) as temporary:
+        temporary.write_bytes(png(image))
+
+
+def inline_png(image: Tensor) -> str:
+    """Return a picture as PNG in base64, for a page that needs no other file."""
+    return base64.b64encode(png(image)).decode("ascii")
+
+
+def difference(image: Tensor, reference: Tensor) -> Tensor:
+    """Return a difference as a picture: grey where there is none, ``STRONGER`` times as strong."""
+    return 0.5 + STRONGER * (image - reference) / 2

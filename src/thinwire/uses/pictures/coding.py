@@ -1,0 +1,143 @@
+"""How one kind of tensor is sent to the other ranks: a scheme for each step, and both ends of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from thinwire.channels import wire
+from thinwire.channels.channel import Receiver, Scheme, Sender
+from thinwire.channels.memory import NoMemory
+from thinwire.codecs import Cast, Codec, Raw
+from thinwire.spec import Spec
+from thinwire.types import InputError, Mode, Packet, PayloadError, require
+
+MAX_WARMUP = 1000
+WARM: Codec = Cast("float16")
+FP16 = Scheme(WARM)
+_LEAST, _MOST = torch.finfo(torch.float16).tiny, torch.finfo(torch.float16).max
+
+
+def wide(codec: Codec, x: Tensor) -> Codec:
+    """Return what sends ``x`` [kinds, ...] in place of float16: bfloat16 as it is, and other values raw.
+
+    That is where float16 has no room for the values of a kind: it ends at 65,504, and has fewer bits below
+    6e-5.
+
+    >>> x = torch.ones(1, 2)
+    >>> wide(WARM, x), wide(WARM, 1e5 * x), wide(WARM, x.bfloat16())
+    (Cast(), Raw(), Cast(dtype='bfloat16'))
+    """
+    if codec != WARM or x.dtype == torch.float16:
+        return codec
+    if x.dtype == torch.bfloat16:
+        return Cast("bfloat16")
+    peaks = x.abs().flatten(1).amax(1).tolist() if x.numel() else []
+    return codec if all(peak == 0 or _LEAST <= peak <= _MOST for peak in peaks) else Raw()
+
+
+@dataclass(frozen=True, repr=False)
+class Coding(Spec):
+    """Send by ``scheme``; in the first steps of a generation another codec is in place of its own.
+
+    In ``warmup`` steps that is float16, counting the first one, which a scheme with a mirrored memory sends
+    by its keyframe codec; in ``early`` steps after them it is ``finer``. What the first steps get wrong
+    weighs most in the picture [measured].
+
+    >>> Coding(warmup=2)
+    Coding(warmup=2)
+    """
+
+    scheme: Scheme = field(default_factory=Scheme)
+    warmup: int = 0
+    finer: Codec | None = None
+    early: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("warmup", "early"):
+            steps = getattr(self, name)
+            wrong = f"{name}={steps} is not a number of steps in 0..{MAX_WARMUP}"
+            require(steps in range(MAX_WARMUP + 1), InputError, wrong)
+
+    def codec(self, step: int) -> Codec | None:
+        """Return what replaces the scheme's codec in a generation's step, counted from 0."""
+        if step < self.warmup:
+            return WARM
+        return self.finer if step < self.warmup + self.early else None
+
+
+Shape = tuple[int, ...]
+
+
+class Endpoints:
+    """A sender, and a receiver for each of ``ranks``, which keep the references of one generation."""
+
+    def __init__(self, coding: Coding, ranks: Iterable[int]) -> None:
+        self._coding = coding
+        self._sender = Sender(coding.scheme)
+        self._receivers = {rank: Receiver() for rank in ranks}
+        self._forgotten: set[int] = set()
+        self.remember = not isinstance(coding.scheme.memory, NoMemory)  # packets need references
+
+    def encode(self, x: Tensor, keys: Sequence[int], step: int) -> tuple[bytes, Tensor]:
+        """Return the packet for ``x`` in a step of the generation, and what the others will decode."""
+        scheme, mode = self._coding.scheme, None
+        codec, keyframe = wide(self._coding.codec(step) or scheme.codec, x), wide(scheme.keyframe, x)
+        if not self._forgotten.isdisjoint(keys):
+            mode = Mode.KEYFRAME
+            self._forgotten.difference_update(keys)
+        packet, x_hat = self._sender.encode(x, keys, codec=codec, keyframe=keyframe, mode=mode)
+        return wire.pack(packet), x_hat
+
+    def forget(self, keys: Iterable[int]) -> None:
+        """Send a keyframe of these keys next; any thread may call this before their next packet is due."""
+        self._forgotten.update(keys)
+
+    def decode(
+        self, rank: int, data: bytes | memoryview, keys: Sequence[int], shapes: Iterable[Shape], to: Tensor
+    ) -> Tensor:
+        """Return the tensor in a packet of ``rank``, of one of these shapes, on the device of ``to``."""
+        return self._receivers[rank].decode(_unpacked(data, keys, shapes), device=to.device)
+
+    def replace(
+        self, rank: int, data: bytes | memoryview, keys: Sequence[int], shapes: Iterable[Shape], to: Tensor
+    ) -> Tensor:
+        """Return the tensor in a packet of ``pack_whole``, and take a keyframe of these keys next."""
+        made = Receiver().decode(_unpacked(data, keys, shapes), device=to.device)
+        self._receivers[rank].reset(keys)
+        return made
+
+
+_PLAIN = Sender()  # of messages that need no reference: it keeps nothing
+
+
+def pack_whole(x: Tensor, keys: Sequence[int]) -> bytes:
+    """Return a packet for ``x`` as it is, which needs no reference."""
+    return wire.pack(_PLAIN.encode(x, keys, mode=Mode.DIRECT)[0])
+
+
+def pack_mask(mask: Tensor, key: int) -> bytes:
+    """Return the packet for a rank's part of a mask, as it is."""
+    return pack_whole(mask.reshape(1, -1), [key])
+
+
+def unpack_mask(data: bytes | memoryview, like: Tensor, tokens: int, key: int) -> Tensor:
+    """Return another rank's part of a mask, which is ``like`` this one's but for its ``tokens``."""
+    shape = (*like.shape[:-1], tokens)
+    packet = _unpacked(data, [key], [(1, like[..., 0].numel() * tokens)])
+    part = Receiver().decode(packet, device=like.device)
+    return part.reshape(shape).to(like.dtype)
+
+
+def _unpacked(data: bytes | memoryview, keys: Sequence[int], shapes: Iterable[Shape]) -> Packet:
+    allowed = set(shapes)
+    packet = wire.unpack(data, max(1, 8 * max(map(math.prod, allowed))))  # bytes, of float64 at most
+    if packet.spec.shape not in allowed:
+        raise PayloadError(f"a packet for {packet.spec.shape}, where a share of the tokens is due")
+    require([e.key for e in packet.entries] == list(keys), PayloadError, "a packet for another layer")
+    return packet

@@ -1,0 +1,399 @@
+"""Hooks on a model of diffusers, and on its attention: they call a session of ours.
+
+A model's ``_cp_plan`` says which inputs of which modules are split and which outputs are joined. Hooks of
+ours do both. The ``_parallel_config`` of an attention processor holds an ``AttentionLayer``, which diffusers
+hands to the attention back end. Every back end is wrapped so that it first lets the layer fetch the keys and
+values of all ranks, and then goes on as on one device. So every back end serves.
+"""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import wraps
+from threading import Lock
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from thinwire.types import InputError, require
+from thinwire.uses.pictures.diffusers_names.interfaces import (
+    NO_GRADIENTS,
+    Attention,
+    Given,
+    ShardedForward,
+    Stock,
+    WholeForward,
+)
+from thinwire.uses.pictures.diffusers_names.plans import (
+    Never,
+    SplitPlan,
+    Whole,
+    modules_of,
+    plan_of,
+    whole_of,
+)
+from thinwire.uses.pictures.diffusers_names.tested_version import (
+    ATTENTION_DISPATCH,
+    PARALLEL_CONFIG,
+    Hook,
+    check_host,
+    imported,
+)
+
+_WHOLE_KEYS, _NATIVE = "IPAdapterAttnProcessor", "_native_attention"
+
+
+@dataclass(frozen=True)
+class AttentionLayer:
+    """What stands in a processor in place of diffusers' own parallel configuration."""
+
+    name: str
+    session: ShardedForward
+    kind: str  # of the processor
+    heard: set[str]  # the kinds that have exchanged something in this pass
+
+    def attend(self, stock: Callable[..., Any], given: Mapping[str, Any]) -> Any:
+        """Call a back end, ``stock``, with what is other in its arguments on the whole sequence."""
+        text = f"{self.name} attends causally, which its shares cannot; use mode one"
+        require(not given.get("is_causal"), InputError, text)
+        self.heard.add(self.kind)
+
+        def on(whole: Attention) -> Any:
+            own = {"query": whole.query, "key": whole.key, "value": whole.value, PARALLEL_CONFIG: None}
+            return stock(**{**given, **own, **({} if whole.mask is None else {"attn_mask": whole.mask})})
+
+        own = Attention(given["query"], given["key"], given["value"], given.get("attn_mask"))
+        if self.kind.endswith(_WHOLE_KEYS) and own.key.shape[1] != own.query.shape[1]:
+            return on(own)  # of the image prompt, which every rank has
+        plain = stock.__name__ == _NATIVE and not given.get("dropout_p")
+        return self.session.attend(self.name, own, Stock(on, plain, given.get("scale")))
+
+
+@contextmanager
+def attached(model: nn.Module, session: ShardedForward, plan: SplitPlan | None = None) -> Iterator[None]:
+    """Let ``model`` call ``session`` inside the block, and leave it as it was.
+
+    Errors: ``InputError``, one sentence, for a model without a plan, with processors that ignore the seam, or
+    taken apart already; ``MissingExtra`` without diffusers.
+    """
+    check_host()
+    plan, heard, session = plan_of(model, plan), set[str](), _uncompiled(session)
+    _whole(model)
+    with ExitStack() as undo:
+        whole = whole_of(model, plan)
+        undo.enter_context(_listening(model, session, heard, whole))
+        places = {path: modules_of(model, path) for path, e in plan.items() if not isinstance(e, Whole)}
+        for path, parts in places.items():
+            entries = plan[path]
+            for part in parts:
+                kind = SplitHook if isinstance(entries, Mapping) else JoinHook
+                undo.callback(hooked(part, kind(session, entries), path))
+        undo.callback(hooked(model, Root(session, model, heard, _is_of(session), whole, places), "calls"))
+        yield
+
+
+@contextmanager
+def listening(model: nn.Module, session: ShardedForward) -> Iterator[None]:
+    """Let ``session`` attend for the layers of ``model`` inside the block, and leave it as it was."""
+    with _listening(model, _uncompiled(session), set()):
+        yield
+
+
+@contextmanager
+def _listening(
+    model: nn.Module, session: ShardedForward, heard: set[str], whole: Collection[nn.Module] = ()
+) -> Iterator[None]:
+    with ExitStack() as undo:
+        undo.enter_context(_BACKENDS)
+        for name, processor in _processors_of(model, whole).items():
+            undo.callback(_restored(processor))
+            setattr(
+                processor, PARALLEL_CONFIG, AttentionLayer(name, session, type(processor).__name__, heard)
+            )
+        yield
+
+
+@contextmanager
+def intercepted(model: nn.Module, passes: WholeForward) -> Iterator[None]:
+    """Let ``passes`` stand in for the calls of ``model`` inside the block, and leave it as it was.
+
+    Errors: as ``attached``, but any model serves.
+    """
+    check_host()
+    undo = hooked(model, Instead(passes, model), "calls")
+    try:
+        yield
+    finally:
+        undo()
+
+
+def _uncompiled(session: ShardedForward) -> Any:
+    """Return a session that ``torch.compile`` does not look into: nothing in it can be compiled."""
+    names = [name for name in vars(ShardedForward) if not name.startswith("_") and hasattr(session, name)]
+    return SimpleNamespace(**{name: torch.compiler.disable(getattr(session, name)) for name in names})
+
+
+def _whole(model: nn.Module) -> None:
+    again = f"{type(model).__name__} is parallel already; leave that first"
+    require(getattr(model, PARALLEL_CONFIG, None) is None, InputError, again)
+
+
+def _processors_of(model: nn.Module, whole: Collection[nn.Module]) -> dict[str, Any]:
+    """Return the attention processors, each once, by the name of the first layer that has it."""
+    found: dict[str, Any] = {}
+    for name, module in model.named_modules():
+        processor = getattr(module, "processor", None)
+        if processor is None or module in whole:
+            continue
+        text = f"the processor of {name}, {type(processor).__name__}, ignores parallelism; use mode one"
+        require(hasattr(processor, PARALLEL_CONFIG), InputError, text)
+        taken = f"{type(model).__name__} is parallel already; leave that first"
+        require(getattr(processor, PARALLEL_CONFIG) is None, InputError, taken)
+        if all(processor is not other for other in found.values()):
+            found[name] = processor
+    require(bool(found), InputError, f"{type(model).__name__} has no attention processors; use mode one")
+    return found
+
+
+def _is_of(session: ShardedForward) -> Callable[[Any], bool]:
+    def holds(processor: Any) -> bool:
+        layer = getattr(processor, PARALLEL_CONFIG, None)
+        return isinstance(layer, AttentionLayer) and layer.session is session
+
+    return holds
+
+
+def _restored(processor: Any) -> Callable[[], None]:
+    own = vars(processor).get(PARALLEL_CONFIG, ...)
+
+    def restore() -> None:
+        if own is ...:
+            vars(processor).pop(PARALLEL_CONFIG, None)
+        else:
+            setattr(processor, PARALLEL_CONFIG, own)
+
+    return restore
+
+
+class _Backends:
+    """The wrapped back ends of the process; entered once for each model, and taken off with the last."""
+
+    def __init__(self) -> None:
+        self._lock, self._users = Lock(), 0
+        self._undo = ExitStack()
+
+    def __enter__(self) -> None:
+        with self._lock:
+            if not self._users:
+                self._wrap()
+            self._users += 1
+
+    def __exit__(self, *error: object) -> None:
+        with self._lock:
+            self._users -= 1
+            if not self._users:
+                self._undo.close()
+
+    def _wrap(self) -> None:
+        registry = imported(ATTENTION_DISPATCH)._AttentionBackendRegistry
+        for name, stock in list(registry._backends.items()):
+            self._undo.callback(registry._backends.__setitem__, name, stock)
+            registry._backends[name] = _wrapped(stock)
+
+
+_BACKENDS = _Backends()
+
+
+def _wrapped(stock: Callable[..., Any]) -> Callable[..., Any]:
+    @wraps(stock)
+    def attention(*args: Any, **given: Any) -> Any:
+        layer = given.get(PARALLEL_CONFIG)
+        if isinstance(layer, AttentionLayer):
+            return layer.attend(stock, given)
+        return stock(*args, **given)
+
+    return attention
+
+
+_NAME = "thinwire {}"
+_CACHES = (  # what the names of hooks begin with that skip layers, or look at tokens beside their own
+    "faster_cache",
+    "fbc_",
+    "mag_cache",
+    "pyramid_attention",
+    "sea_cache",
+    "smoothed_energy",
+    "taylorseer",
+    "text_kv_cache",
+)
+
+
+def hooked(module: nn.Module, hook: Hook, name: str) -> Callable[[], None]:
+    """Hang a hook on a module; return what takes it off again, and the registry if it is then empty."""
+    own = vars(module).keys() & {"_diffusers_hook", "forward"}
+    registry = imported("hooks.hooks").HookRegistry.check_if_exists_or_initialize(module)
+    again = f"{type(module).__name__} is parallel already; leave that first"
+    require(_NAME.format(name) not in registry.hooks, InputError, again)
+    registry.register_hook(hook, _NAME.format(name))
+    registry.invalidate_child_registries_cache()
+
+    def remove() -> None:
+        registry.remove_hook(_NAME.format(name), recurse=False)
+        registry.invalidate_child_registries_cache()
+        if not registry.hooks:
+            for left in {"_diffusers_hook", "forward"} - own:
+                vars(module).pop(left, None)
+
+    return remove
+
+
+class SplitHook(Hook):
+    """Cut the inputs that are named, and the outputs that are numbered, to this rank's share."""
+
+    def __init__(self, session: ShardedForward, entries: Mapping[str | int, Any]) -> None:
+        self._session, self._entries = session, entries
+
+    def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], Any]:
+        names, given = list(inspect.signature(type(module).forward).parameters)[1:], list(args)
+        for name, entry in self._entries.items():
+            if name in kwargs:
+                kwargs[name] = self._cut(name, kwargs[name], entry)
+            elif name in names[: len(given)]:
+                place = names.index(name)
+                given[place] = self._cut(name, given[place], entry)
+        return tuple(given), kwargs
+
+    def post_forward(self, module: nn.Module, output: Any) -> Any:
+        entries = {i: entry for i, entry in self._entries.items() if isinstance(i, int)}
+        if not entries:
+            return output
+        parts = [output] if isinstance(output, Tensor) else list(output)
+        for i, entry in entries.items():
+            parts[i] = self._cut(f"output {i}", parts[i], entry)
+        return parts[0] if isinstance(output, Tensor) else tuple(parts)
+
+    def _cut(self, name: object, x: Any, entry: Any) -> Any:
+        """Return this rank's share of an input, or of all in a list of them."""
+        if isinstance(entry, Never):
+            text = f"{name} does not go with several ranks: {entry.cause}; leave it out, or use mode batch"
+            require(not x, InputError, text)
+            return x
+        if isinstance(x, list | tuple):
+            entries = entry if isinstance(entry, list | tuple) else [entry] * len(x)
+            return tuple(self._cut(name, *pair) for pair in zip(x, entries, strict=True))
+        if not isinstance(x, Tensor) or entry.expected_dims not in (None, x.dim()):
+            return x  # as diffusers does: a time for all tokens alike is not split
+        return self._session.cut(str(name), x, entry.split_dim, getattr(entry, "of", ()))
+
+
+class JoinHook(Hook):
+    """Put the outputs of all ranks together."""
+
+    def __init__(self, session: ShardedForward, entries: Any) -> None:
+        self._session = session
+        self._entries = list(entries) if isinstance(entries, list | tuple) else [entries]
+
+    def post_forward(self, module: nn.Module, output: Any) -> Any:
+        parts = [output] if isinstance(output, Tensor) else list(output)
+        pairs = zip(parts, self._entries, strict=True)
+        parts = [x if e is None else self._session.join(x, e.gather_dim) for x, e in pairs]
+        return parts[0] if isinstance(output, Tensor) else tuple(parts)
+
+
+class Calls(Hook):
+    """See each call of the model; the state manager is how diffusers tells the stream's name."""
+
+    _is_stateful = True
+
+    def __init__(self, session: ShardedForward | WholeForward, model: nn.Module) -> None:
+        hooks = imported("hooks.hooks")
+        self._session, self._state = session, hooks.StateManager(hooks.BaseState)
+        self._signature = inspect.signature(type(model).forward)
+
+    def reset_state(self, module: nn.Module) -> nn.Module:
+        self._session.reset()
+        return module
+
+    def _given(self, module: nn.Module, *args: Any, **kwargs: Any) -> Given:
+        context = self._state._context
+        inputs = self._signature.bind_partial(module, *args, **kwargs).arguments
+        inputs.pop("self")
+        return Given(context.name if context else None, inputs, lambda: self._check(module))
+
+    def _check(self, module: nn.Module) -> None:
+        """Raise ``InputError`` for what no rank can compute."""
+        require(not torch.is_grad_enabled(), InputError, NO_GRADIENTS)
+        text = "caches that skip layers do not go with several ranks; call disable_cache() first"
+        require(not getattr(module, "is_cache_enabled", False), InputError, text)
+        registry: Any = module._diffusers_hook
+        names = {name for each in (registry, *registry._get_child_registries()) for name in each.hooks}
+        found = min((name for name in names if name.startswith(_CACHES)), default="")
+        text = (
+            f"the hook {found!r} uses what other steps or tokens have left, which does not go with several "
+        )
+        require(not found, InputError, f"{text}ranks; take it off first (remove_hook)")
+
+
+class Instead(Calls):
+    """Let the session decide whether the model computes."""
+
+    _session: WholeForward
+
+    def new_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        forward, given = self.fn_ref.original_forward, self._given(module, *args, **kwargs)
+        try:
+            return self._session.run(given, lambda: forward(*args, **kwargs))
+        except BaseException as e:
+            self._session.fail(e)
+            raise
+
+
+class Root(Calls):
+    """Begin and end a call of a model whose tokens are divided."""
+
+    _session: ShardedForward
+
+    def __init__(
+        self,
+        session: ShardedForward,
+        model: nn.Module,
+        heard: set[str],
+        own: Callable[[Any], bool],
+        whole: Collection[nn.Module],
+        places: Mapping[str, list[nn.Module]],
+    ) -> None:
+        super().__init__(session, model)
+        self._heard, self._own, self._places = heard, own, places
+        parts = ((n, m) for n, m in model.named_modules() if m not in whole)
+        self._layers = [(n, m) for n, m in parts if getattr(m, "processor", None) is not None]
+
+    def new_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+        self._heard.clear()
+        given = self._given(module, *args, **kwargs)
+        try:
+            self._session.begin(given)
+            output = self.fn_ref.original_forward(*args, **kwargs)
+            deaf = {type(layer.processor).__name__ for _, layer in self._layers} - self._heard
+            text = (
+                f"{min(deaf, default='')} has exchanged nothing, so the picture would be wrong; use mode one"
+            )
+            require(not deaf, InputError, text)
+        except BaseException as e:
+            self._session.fail(e)
+            raise
+        self._session.end()
+        return output
+
+    def _check(self, module: nn.Module) -> None:
+        super()._check(module)
+        for path, parts in self._places.items():
+            text = f"{path} was replaced while the model was parallel, as adapters do; load them before"
+            require(modules_of(module, path) == parts, InputError, text)
+        for name, layer in self._layers:
+            text = f"the processor of {name} was replaced while the model was parallel; replace it before"
+            require(self._own(layer.processor), InputError, text)

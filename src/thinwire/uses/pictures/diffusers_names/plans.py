@@ -1,0 +1,196 @@
+"""How transformers of diffusers are split over ranks: its own plans, what they lack, and plans of ours.
+
+A plan is as diffusers writes one in ``_cp_plan``: by the path of a module, which of its inputs (by name) and
+outputs (by number) are split, or how its output is joined. As tested with version 0.42.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from torch import nn
+
+from thinwire.types import InputError, require
+
+SplitPlan = Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class SplitInput:
+    """An input, or output, of which each rank has a share along ``split_dim``.
+
+    ``of``: inputs that were split before it. Where the length is theirs together, each one's part is split by
+    itself, and where it is another the input stays whole.
+    """
+
+    split_dim: int
+    expected_dims: int | None = None
+    of: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class JoinOutput:
+    """An output that is put together from the shares of all ranks."""
+
+    gather_dim: int = 1
+
+
+@dataclass(frozen=True)
+class Whole:
+    """A module whose attention is over keys that every rank has, such as a text's that is not split."""
+
+
+@dataclass(frozen=True)
+class Never:
+    """An input that may not be given, and why."""
+
+    cause: str
+
+
+TOKENS = SplitInput(1, 3)
+IDS = SplitInput(-2)  # with a batch's dimension or without
+ADDED = SplitInput(1, 3)  # a control network's, for each block
+PICTURE, TEXT = ("hidden_states",), ("encoder_hidden_states",)
+JOINED = {"proj_out": JoinOutput()}
+ROTARY = {0: SplitInput(1, 4), 1: SplitInput(1, 4)}
+CONTROL = {"controlnet_block_samples": ADDED, "controlnet_single_block_samples": ADDED}
+FLUX = {"hidden_states": TOKENS, "encoder_hidden_states": TOKENS, "img_ids": IDS, "txt_ids": IDS}
+CACHED = Never("keys of reference images that are kept from step to step are of one rank alone")
+
+FORCED = Never("each frame has a time of its own")
+
+
+def plan_of(model: nn.Module, given: SplitPlan | None = None) -> SplitPlan:
+    """Return how a model is split: as ``given``, by a plan of ours, or by diffusers' own.
+
+    Errors: ``InputError`` for a model without, and for a plan of modules that it has not.
+    """
+    kind, plan = type(model).__name__, given
+    if plan is None:
+        plan = getattr(model, "_cp_plan", None)
+        made = next((PLANS[c.__name__] for c in type(model).__mro__ if c.__name__ in PLANS), None)
+        plan = plan if made is None else made(model, plan or {})
+    text = f"{kind} has no plan for how to split it (_cp_plan); give parallel one by plan=, or use mode "
+    text += "guidance (two ranks) or batch, which leave it whole"
+    require(isinstance(model, nn.Module) and isinstance(plan, Mapping), InputError, text)
+    for path, entry in plan.items():  # type: ignore[union-attr]  # require has checked it
+        text = f"the plan of {kind} says {entry!r:.40} of {path!r}; give inputs to split, or how it is joined"
+        fits = isinstance(entry, Mapping | list | tuple | Whole) or hasattr(entry, "gather_dim")
+        require(isinstance(path, str) and fits, InputError, text)
+    return plan  # type: ignore[return-value]
+
+
+def has_plan(model: nn.Module) -> bool:
+    """Return whether a model can be split without a plan of the caller's."""
+    return bool(getattr(model, "_cp_plan", None)) or any(c.__name__ in PLANS for c in type(model).__mro__)
+
+
+def modules_of(model: nn.Module, path: str) -> list[nn.Module]:
+    """Return the modules that a path of a plan names; a star stands for each of a list."""
+    found = [model]
+    for atom in filter(None, path.split(".")):
+        parts = [dict(one.named_children()) for one in found]
+        text = f"the plan of {type(model).__name__} names {path!r}, which it has not"
+        require(atom == "*" or all(atom in part for part in parts), InputError, text)
+        found = [m for part in parts for m in (part.values() if atom == "*" else [part[atom]])]
+    return found
+
+
+def whole_of(model: nn.Module, plan: SplitPlan) -> set[nn.Module]:
+    """Return the modules whose attention a plan leaves whole."""
+    paths = [path for path, entry in plan.items() if isinstance(entry, Whole)]
+    return {part for path in paths for one in modules_of(model, path) for part in one.modules()}
+
+
+def _adding(more: SplitPlan) -> Callable[[nn.Module, SplitPlan], SplitPlan]:
+    """Add to diffusers' plan what it leaves out."""
+
+    def made(model: nn.Module, plan: SplitPlan) -> SplitPlan:
+        whole = {**plan, **{path: {**plan.get(path, {}), **entries} for path, entries in more.items()}}
+        ids = {name: IDS for name in ("img_ids", "txt_ids") if name in whole[""]}
+        return {**whole, "": {**whole[""], **ids}}
+
+    return made
+
+
+def _only(plan: SplitPlan) -> Callable[[nn.Module, SplitPlan], SplitPlan]:
+    return lambda model, _: plan
+
+
+def _helios(model: Any, plan: SplitPlan) -> SplitPlan:
+    """Diffusers' own is for 40 blocks."""
+    text = "HeliosTransformer3DModel scales keys of the history, which a share of the tokens cannot tell; "
+    require(not model.config.is_amplify_history, InputError, f"{text}use mode guidance or batch")
+    split = {path: entries for path, entries in plan.items() if isinstance(entries, Mapping)}
+    parts = ("attn1", "attn2", "ffn")
+    return {
+        **split,
+        **{f"blocks.{i}.{part}": JoinOutput() for i in range(len(model.blocks)) for part in parts},
+    }
+
+
+def _hunyuan_video(model: Any, plan: SplitPlan) -> SplitPlan:
+    text = (
+        "a HunyuanVideo that replaces the first frame's tokens cannot tell them in a share; use mode guidance"
+    )
+    replaces = model.config.image_condition_type == "token_replace"
+    require(not replaces, InputError, f"{text} or batch")
+    masked = {"attention_mask": SplitInput(-1, 4, PICTURE + TEXT)}
+    return {
+        "context_embedder": Whole(),
+        "rope": {0: SplitInput(0, 2), 1: SplitInput(0, 2)},
+        "transformer_blocks.*": masked,  # after the tokens: of one module's hooks the last one begins
+        "transformer_blocks.0": {"hidden_states": TOKENS, "encoder_hidden_states": TOKENS},
+        "single_transformer_blocks.*": masked,
+        **JOINED,
+    }
+
+
+def _ltx2() -> Iterator[tuple[str, Any]]:
+    """Diffusers' own leaves out the sound."""
+    root = dict[str, Any]()
+    for stream in ("", "audio_"):
+        root |= {f"{stream}hidden_states": TOKENS, f"{stream}encoder_hidden_states": TOKENS}
+        root[f"{stream}encoder_attention_mask"] = SplitInput(1, 2)
+        root[f"{stream}timestep"] = SplitInput(1, 2, (f"{stream}hidden_states",))
+        yield f"{stream}proj_out", JoinOutput()
+        for rope in (f"{stream}rope", f"cross_attn_{stream}rope"):
+            yield rope, {0: IDS, 1: IDS}
+    yield "", {**root, "video_keyframes_mask": TOKENS}
+
+
+PLANS: dict[str, Callable[[nn.Module, SplitPlan], SplitPlan]] = {
+    "FluxTransformer2DModel": _adding({"": CONTROL}),
+    "Flux2Transformer2DModel": _adding({"": {"kv_cache_mode": CACHED}}),
+    "QwenImageTransformer2DModel": _adding({"": {"controlnet_block_samples": ADDED}}),
+    "LTXVideoTransformer3DModel": _adding({"": {"timestep": SplitInput(1, 2, PICTURE)}}),
+    "LTX2VideoTransformer3DModel": _only(dict(_ltx2())),
+    "HeliosTransformer3DModel": _helios,
+    "HunyuanVideoTransformer3DModel": _hunyuan_video,
+    "BriaTransformer2DModel": _only({"": {**FLUX, "controlnet_block_samples": ADDED}, **JOINED}),
+    "SkyReelsV2Transformer3DModel": _only(
+        {
+            "": {"enable_diffusion_forcing": FORCED},
+            "rope": ROTARY,
+            "blocks.0": {"hidden_states": TOKENS},
+            "blocks.*.attn2": Whole(),
+            **JOINED,
+        }
+    ),
+    "ChromaTransformer2DModel": _only(
+        {"": {**FLUX, **CONTROL, "attention_mask": SplitInput(1, 2, TEXT + PICTURE)}, **JOINED}
+    ),
+    "LongCatImageTransformer2DModel": _only({"": FLUX, **JOINED}),
+    "OvisImageTransformer2DModel": _only({"": FLUX, **JOINED}),
+    "WanVACETransformer3DModel": _only(
+        {
+            "rope": ROTARY,
+            "vace_blocks.*": {"hidden_states": TOKENS},
+            "vace_blocks.0": {"control_hidden_states": TOKENS},
+            "blocks.0": {"hidden_states": TOKENS},
+            **JOINED,
+        }
+    ),
+}

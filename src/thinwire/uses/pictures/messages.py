@@ -1,0 +1,373 @@
+"""The messages of a generation: numbered, sent, awaited, checked against what is due, and repaired.
+
+A message is a small head, then packets that describe themselves. Little-endian::
+
+    version u8 (1), state u8 (0: packets follow; 1: the sender makes no more calls, and a packet may say why),
+    packets u16
+    key u64: what is exchanged, as ``Key`` packs it; inputs u32: a checksum of the call's inputs; where state
+    is 1, key is 1 + the rank that the sender waited for in vain, or 0
+    each packet: length u32, bytes as ``channels/wire.py`` has them
+
+A rank whose reference of a peer is no longer the peer's asks for the values themselves. The peer answers from
+the thread that reads its link, at any time, and sends a keyframe next. It is asked for one of its last
+exchanges: it cannot be far ahead of a rank whose messages it needs.
+"""
+
+from __future__ import annotations
+
+import json
+import struct
+from collections import deque
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from enum import IntEnum
+from functools import partial
+from threading import Lock
+from time import perf_counter
+from typing import NamedTuple
+from weakref import WeakKeyDictionary, ref
+
+from torch import Tensor
+
+from thinwire.collectives import MeshExchange
+from thinwire.collectives.framing import Framing
+from thinwire.links.mailbox import Mailbox
+from thinwire.links.mesh import Peer
+from thinwire.types import DesyncError, InputError, LinkError, PayloadError, require
+from thinwire.uses.pictures.coding import Endpoints, Shape, pack_whole
+from thinwire.uses.pictures.model_calls import PROMPT, Inquiry
+
+Packets = Sequence[bytes | memoryview]
+
+
+@dataclass(frozen=True)
+class Posted:
+    """An exchange that has begun, and what is due from the others: the same ``key`` but for its source."""
+
+    step: int
+    what: str
+    key: Key
+    inputs: int
+    count: int  # packets of each message
+
+
+_GENERATION = 32  # bits of an exchange's step below the number of its generation
+
+
+class CheckedExchange:
+    """The messages of one model on this rank; ``leave`` tells the others that no more come.
+
+    ``due``: see ``Repairs``; ``alike``: what of the inputs all ranks must have in common.
+    """
+
+    def __init__(self, exchange: MeshExchange, deadline: float, due: int = 1, alike: str = PROMPT) -> None:
+        self.tally, self.inquiry = ExchangeTally(), Inquiry(exchange, deadline, alike)
+        self.rank, self.ranks = exchange.rank, exchange.ranks
+        self.others = [rank for rank in self.ranks if rank != self.rank]
+        self._exchange, self._deadline = exchange, deadline
+        self._generation = self._number = 0
+        self._repairs = Repairs(exchange, deadline, due)
+
+    def begin(self, generation: int) -> None:
+        """Number the exchanges of another generation, from 0."""
+        self._generation, self._number = generation, 0
+
+    def abandon(self, cause: BaseException | None = None) -> None:
+        """Tell whoever waits for more of this generation that no more comes: a call of the model failed."""
+        self._exchange.post(self._step, RankMessage.stop(cause).pack())
+
+    def skip(self) -> None:
+        """Leave out a number, on this rank alone: whoever awaits the exchange gets what was said of it."""
+        self._number += 1
+
+    def post(
+        self, what: str, key: Key, inputs: int, packets: Packets, kept: SentValues | None = None
+    ) -> Posted:
+        """Send the same packets to all others; ``kept``: see ``scatter``."""
+        body = RankMessage(key.pack(), inputs, packets).pack()
+        if kept is not None:
+            self._keep(dict.fromkeys(self.others, kept))
+        self._exchange.post(self._step, body)
+        return self._posted(Posted(self._step, what, key, inputs, len(packets)), len(body) * len(self.others))
+
+    def scatter(
+        self,
+        what: str,
+        key: Key,
+        inputs: int,
+        packets: Mapping[int, Packets],
+        kept: Mapping[int, SentValues],
+    ) -> Posted:
+        """Send each of the others packets of its own.
+
+        ``kept``: what they stand for, remembered where a packet cannot be decoded by itself.
+        """
+        packed, bodies = key.pack(), dict[int, bytes]()
+        for rank, own in packets.items():
+            bodies[rank] = RankMessage(packed, inputs, own).pack()
+        self._keep(kept)
+        self._exchange.scatter(self._step, bodies)
+        count = len(packets[self.others[0]])
+        return self._posted(Posted(self._step, what, key, inputs, count), sum(map(len, bodies.values())))
+
+    def due(self, what: str, key: Key, inputs: int, count: int) -> Posted:
+        """Return an exchange in which this rank sends nothing, to be collected."""
+        self._number += 1
+        return Posted(self._step - 1, what, key, inputs, count)
+
+    def collect(self, posted: Posted) -> dict[int, Packets]:
+        """Return the packets of all others in this exchange, by rank.
+
+        Errors: ``LinkError`` naming a rank that is silent or has left; ``InputError``, ``DesyncError`` and
+        ``PayloadError`` for one that calls the model otherwise.
+        """
+        start = perf_counter()
+        received = self._exchange.collect(posted.step, self._deadline, posted.what, is_last)
+        self.tally.wait_s += perf_counter() - start
+        messages = list(map(RankMessage.unpack, received.values()))
+        for rank, message in zip(received, messages, strict=True):
+            check(rank, message, posted, self.inquiry)
+        return dict(zip(received, (message.packets for message in messages), strict=True))
+
+    def decode(
+        self,
+        posted: Posted,
+        ends: Endpoints,
+        rank: int,
+        data: bytes | memoryview,
+        keys: Sequence[int],
+        shapes: Sequence[Shape],
+        to: Tensor,
+    ) -> Tensor:
+        """Return the tensor in a packet of ``rank``, asking it for the values where references differ."""
+        try:
+            return ends.decode(rank, data, keys, shapes, to)
+        except DesyncError:
+            self.tally.repairs += 1
+            return ends.replace(rank, self._repairs.ask(rank, posted.step), keys, shapes, to)
+
+    def drop(self, posted: Posted) -> bool:
+        """Take what the others have sent in an exchange, unread; return whether all of them go on."""
+        found = self._exchange.collect(posted.step, self._deadline, posted.what, is_last)
+        return not any(RankMessage.unpack(body).stopped for body in found.values())
+
+    def leave(self, cause: BaseException | None = None) -> None:
+        """Tell the others not to wait for this rank, in this picture and at the beginning of the next."""
+        self._repairs.leave()
+        with suppress(LinkError):
+            self.abandon(cause)
+            self.begin(self._generation + 1)
+            self.abandon(cause)
+
+    @contextmanager
+    def coding(self) -> Iterator[None]:
+        """Count the seconds of the block as those of coding."""
+        start = perf_counter()
+        yield
+        self.tally.code_s += perf_counter() - start
+
+    @property
+    def _step(self) -> int:
+        return self._generation << _GENERATION | self._number
+
+    def _keep(self, kept: Mapping[int, SentValues]) -> None:
+        if any(each.ends.remember for each in kept.values()):
+            self._repairs.keep(self._step, kept)
+
+    def _posted(self, posted: Posted, nbytes: int) -> Posted:
+        self._number += 1
+        self.tally.exchanges += 1
+        self.tally.nbytes += nbytes
+        return posted
+
+
+def check(rank: int, message: RankMessage, due: Posted, inquiry: Inquiry) -> None:
+    """Raise ``LinkError``, ``InputError``, ``DesyncError`` or ``PayloadError`` for what is not due."""
+    message.check_sender(rank)
+    if message.inputs != due.inputs:
+        raise InputError(inquiry.cause(rank))
+    if message.key != due.key._replace(source=rank).pack():
+        text = f"rank {rank} is at another layer than {due.what} here; call the model alike on all ranks"
+        raise DesyncError(text)
+    if len(message.packets) != due.count:
+        text = f"rank {rank} sent {len(message.packets)} packets for {due.what}, where {due.count} are due"
+        raise PayloadError(text)
+
+
+@dataclass
+class ExchangeTally:
+    """Counts and seconds so far; bytes are those of messages, to all peers together."""
+
+    calls: int = 0
+    exchanges: int = 0
+    nbytes: int = 0
+    output_nbytes: int = 0  # of these, for the joined outputs
+    repairs: int = 0  # packets that could not be decoded, and were asked for as values
+    wait_s: float = 0.0
+    code_s: float = 0.0
+
+
+_LAYER, _TENSOR, _SOURCE = 16, 8, 16  # bits
+
+
+class TensorKind(IntEnum):
+    """What is exchanged."""
+
+    KEYS = 0
+    VALUES = 1
+    OUTPUT = 2
+    MASK = 3
+    QUERIES = 4
+    HIDDEN = 6
+    FOUND = 5  # what attention returns
+    TOKENS = 7  # to experts
+    MADE = 8  # by experts
+    CHOICES = 9  # which experts are meant
+
+
+class Key(NamedTuple):
+    """What a reference belongs to. ``layer`` counts the exchanges of a call of the model.
+
+    >>> hex(Key(stream=1, layer=7, kind=TensorKind.VALUES, source=2).pack())
+    '0x10007010002'
+    """
+
+    stream: int
+    layer: int
+    kind: TensorKind
+    source: int
+
+    def pack(self) -> int:
+        """Return the key as ``Sender`` and ``Receiver`` take it."""
+        return ((self.stream << _LAYER | self.layer) << _TENSOR | self.kind) << _SOURCE | self.source
+
+
+MESSAGES = Framing(version=1, states=2, fields="QI")
+
+
+@dataclass(frozen=True)
+class RankMessage:
+    """What one rank tells the others in one exchange."""
+
+    key: int = 0
+    inputs: int = 0
+    packets: Sequence[bytes | memoryview] = ()
+    stopped: bool = False
+
+    @classmethod
+    def stop(cls, cause: BaseException | None = None, waited: int | None = None) -> RankMessage:
+        """Return what says that the sender makes no more calls: why, and for which rank it waited in vain."""
+        told = isinstance(cause, InputError)
+        return cls(0 if waited is None else waited + 1, 0, [json.dumps(str(cause)).encode()] * told, True)
+
+    def check_sender(self, rank: int) -> None:
+        """Raise ``LinkError`` if the sender, of this rank, makes no more calls.
+
+        Errors: ``InputError`` in its own words, if it has been given what no rank can take.
+        """
+        if not self.stopped:
+            return
+        if self.packets:
+            raise InputError(_said(rank, bytes(self.packets[0])))
+        text = f"rank {rank} has left, or ended with an error; see what it says, and make as many calls there"
+        if self.key:
+            text = (
+                f"rank {rank} waited in vain for rank {self.key - 1}, and has ended; see what happened there"
+            )
+        raise LinkError(text)
+
+    def pack(self) -> bytes:
+        """Return the message as bytes."""
+        return MESSAGES.pack(self.stopped, self.packets, self.key, self.inputs)
+
+    @classmethod
+    def unpack(cls, data: bytes | memoryview) -> RankMessage:
+        """Read what ``pack`` wrote; ``PayloadError`` for anything else."""
+        state, packets, (key, inputs) = MESSAGES.unpack(data)
+        return cls(key, inputs, packets, bool(state))
+
+
+def _said(rank: int, packet: bytes) -> str:
+    """Return the sentence by which a rank stopped, with the number of the first one that said it."""
+    try:
+        text = json.loads(packet)
+    except ValueError:
+        text = None
+    require(isinstance(text, str), PayloadError, f"rank {rank} has stopped, and cannot be read why")
+    return text if text.startswith("rank ") else f"rank {rank}: {text}"
+
+
+def is_last(data: bytes) -> bool:
+    """Return whether the head of a message says that the sender has left, or ended with an error."""
+    return bytes(data[1:2]) == b"\1"
+
+
+_STEP = struct.Struct("<Q")
+_LEFT: WeakKeyDictionary[Mailbox, ref[Repairs]] = WeakKeyDictionary()  # their handlers keep them
+
+
+@dataclass(frozen=True)
+class SentValues:
+    """What a peer decodes a packet to, and the ends that coded it."""
+
+    ends: Endpoints
+    values: Tensor
+    keys: Sequence[int]
+
+
+class Repairs:
+    """Ask the peers of an exchange, and answer those that ask.
+
+    ``due``: how many exchanges of this rank a peer may not have decoded yet when the last of them is sent.
+    """
+
+    def __init__(self, exchange: MeshExchange, deadline: float, due: int = 1) -> None:
+        self._peers, self._name, self._deadline = exchange.peers, exchange.name, deadline
+        self._due = due
+        self._kept: deque[tuple[int, Mapping[int, SentValues]]] = deque(maxlen=due + 1)
+        self._lock = Lock()
+        for rank, peer in self._peers.items():
+            peer.mailbox.on(self._tag("again"), partial(self._answer, rank, peer))
+
+    def keep(self, step: int, kept: Mapping[int, SentValues]) -> None:
+        """Remember what is sent in an exchange, by rank, should a peer ask for it."""
+        with self._lock:
+            self._kept.append((step, kept))
+
+    def ask(self, rank: int, step: int) -> bytes:
+        """Return the packet of the values that a peer sent in an exchange. Errors: ``DesyncError``."""
+        peer, place = self._peers[rank], _STEP.pack(step)
+        peer.mailbox.send(self._tag("again") + place, b"")
+        others = self._peers.values()
+        data = peer.get(self._tag("whole") + place, self._deadline, "the values once more", others)
+        require(bool(data), DesyncError, f"the references for rank {rank} are lost; begin the picture anew")
+        return data
+
+    def leave(self) -> None:
+        """Keep what a peer may still ask for alone, and of one use of the mesh alone."""
+        with self._lock:
+            while len(self._kept) > self._due:
+                self._kept.popleft()
+        mailbox = next(iter(self._peers.values())).mailbox
+        before = _LEFT.get(mailbox, lambda: None)()
+        if before is not None:
+            before.clear()
+        _LEFT[mailbox] = ref(self)
+
+    def clear(self) -> None:
+        """Forget what was sent: the answer is now that there is none."""
+        with self._lock:
+            self._kept.clear()
+
+    def _tag(self, kind: str) -> bytes:
+        return f"{self._name}/{kind}/".encode()
+
+    def _answer(self, rank: int, peer: Peer, tag: bytes, body: bytes) -> None:
+        place = tag.removeprefix(self._tag("again"))
+        with self._lock:
+            found = [by_rank[rank] for step, by_rank in self._kept if _STEP.pack(step) == place]
+            for kept in found:
+                kept.ends.forget(kept.keys)
+        data = pack_whole(found[0].values, found[0].keys) if found else b""
+        peer.mailbox.send(self._tag("whole") + place, data)

@@ -1,0 +1,192 @@
+"""Calls of a model: the generation, stream and step of each, and whether all ranks make the same ones."""
+
+from __future__ import annotations
+
+import json
+import zlib
+from collections import Counter, deque
+from collections.abc import Hashable, Iterator, Mapping
+from contextlib import suppress
+from functools import partial
+from numbers import Real
+from threading import Lock
+from typing import NamedTuple
+
+from torch import Tensor
+
+from thinwire.collectives import MeshExchange
+from thinwire.collectives.framing import words_of
+from thinwire.links.mesh import Peer
+from thinwire.types import LinkError, PayloadError
+from thinwire.uses.pictures.weight_checksums import WatchedWeights, bytes_of
+
+STREAMS = 16  # of one generation
+
+
+class ModelCall(NamedTuple):
+    """One call of the model: its stream's number, and how many calls of the stream came before it."""
+
+    stream: int
+    step: int
+    begins: bool  # whether a generation begins with it
+
+
+class StepCounter:
+    """Number generations from 1, and the calls within each.
+
+    A generation begins with the first call, after ``reset``, where the time goes back up, where the shapes of
+    a stream's inputs change, where a named stream has its first time again (schedulers repeat later ones),
+    and where there are more streams than keys can tell apart.
+    A stream is the name that the caller gives it, else the call's place among those of one time.
+    """
+
+    def __init__(self) -> None:
+        self.generation = 0
+        self._fresh, self._place = True, 0
+        self._time: float | None = None
+        self._first: float | None = None  # the time at which the generation began
+        self._shapes: dict[Hashable, Hashable] = {}
+        self._numbers: dict[Hashable, int] = {}
+        self._calls: Counter[int] = Counter()
+
+    def reset(self) -> None:
+        """Let the next call begin a generation."""
+        self._fresh = True
+
+    def call(self, name: str | None, time: float | None, shapes: Hashable) -> ModelCall:
+        """Count a call of the stream ``name``; ``time`` falls from step to step."""
+        again = time is not None and time == self._time
+        self._place = self._place + 1 if again else 0
+        stream: Hashable = self._place if name is None else name
+        up = time is not None and self._time is not None and time > self._time
+        over = name is not None and name in self._numbers and time is not None and time == self._first
+        full = stream not in self._numbers and len(self._numbers) == STREAMS
+        begins = self._fresh or up or over or full or self._shapes.get(stream, shapes) != shapes
+        if begins:
+            self._forget()
+            self._first = time
+            self.generation += 1
+            stream = 0 if name is None else name
+        self._time, self._shapes[stream] = time, shapes
+        number = self._numbers.setdefault(stream, len(self._numbers))
+        self._calls[number] += 1
+        return ModelCall(number, self._calls[number] - 1, begins)
+
+    def _forget(self) -> None:
+        self._fresh, self._place = False, 0
+        for kept in (self._shapes, self._numbers, self._calls):
+            kept.clear()
+
+
+_WAIT = 5.0  # seconds for a cause that the error can do without
+_WEIGHTS = " weights"  # no name of an input
+_LATENTS = "hidden_states"
+PROMPT = "prompt, seed and schedule"
+
+
+class Inquiry:
+    """The inputs of this rank's last calls, of which its messages carry one checksum.
+
+    ``alike``: what of the inputs all ranks must have in common.
+    """
+
+    def __init__(self, exchange: MeshExchange, deadline: float, alike: str = PROMPT) -> None:
+        self._peers, self._name, self._alike = exchange.peers, exchange.name, alike
+        self._wait = min(deadline, _WAIT)
+        self._weights: WatchedWeights | None = None
+        self._calls: deque[tuple[str, dict[str, int]]] = deque(maxlen=4)
+        self._generation, self._number = -1, 0
+        self._lock = Lock()
+        for peer in self._peers.values():
+            peer.mailbox.on(self._tag("inputs"), partial(self._answer, peer))
+
+    def watch(self, weights: WatchedWeights) -> None:
+        """Count these weights among the inputs of each call."""
+        self._weights = weights
+
+    def note(self, generation: int, inputs: Mapping[str, object]) -> int:
+        """Return a checksum of the inputs of a call, and remember those."""
+        begins = generation != self._generation
+        found = checksums(inputs)
+        if self._weights is not None:
+            found[_WEIGHTS] = self._weights.checksum(begins)
+        self._generation, self._number = generation, 1 if begins else self._number + 1
+        with self._lock:
+            self._calls.append((f"{generation}.{self._number}", found))
+        return zlib.crc32(json.dumps(found).encode())
+
+    def cause(self, rank: int) -> str:
+        """Return in a sentence what a peer, whose checksum is another, has otherwise."""
+        told = f"rank {rank} called the model with other inputs; give all ranks one {self._alike}"
+        call, own = self._calls[-1]
+        theirs = self._asked(rank).get(call)
+        if not isinstance(theirs, dict):
+            return told
+        names = [name for name in {**own, **theirs} if own.get(name) != theirs.get(name)]
+        if _WEIGHTS in names:
+            return f"rank {rank} now has other weights or adapters than this rank; change them alike on all"
+        if names == [_LATENTS] and self._number > 1:
+            return (
+                f"rank {rank} has other {_LATENTS} in call {self._number} of the picture, not in the first: "
+                "noise was drawn there; call torch.manual_seed with one seed on all ranks before the picture"
+            )
+        return f"{told} ({', '.join(names)} differ)" if names else told
+
+    def _asked(self, rank: int) -> dict[str, object]:
+        peer = self._peers[rank]
+        with suppress(LinkError, PayloadError):
+            peer.mailbox.send(self._tag("inputs"), b"")
+            data = peer.mailbox.get(self._tag("said"), self._wait, "what its inputs are")
+            return words_of(data, f"rank {rank}")
+        return {}
+
+    def _answer(self, peer: Peer, tag: bytes, body: bytes) -> None:
+        with self._lock:
+            peer.mailbox.send(self._tag("said"), json.dumps(dict(self._calls)).encode())
+
+    def _tag(self, kind: str) -> bytes:
+        return f"{self._name}/{kind}/".encode()
+
+
+def leaves_of(inputs: object, name: str = "") -> Iterator[tuple[str, object]]:
+    """Yield what is in nested arguments, by name."""
+    if isinstance(inputs, Mapping):
+        for key, value in inputs.items():
+            yield from leaves_of(value, f"{name}.{key}")
+    elif isinstance(inputs, list | tuple):
+        for i, value in enumerate(inputs):
+            yield from leaves_of(value, f"{name}.{i}")
+    else:
+        yield name, inputs
+
+
+def checksums(inputs: Mapping[str, object]) -> dict[str, int]:
+    """Return a checksum of each input: of all bits of its tensors, and of its numbers and texts."""
+    found: dict[str, int] = {}
+    for name, x in leaves_of(inputs):
+        own = name[1:].partition(".")[0]
+        crc = found.get(own, 0)
+        if isinstance(x, Tensor):
+            crc = zlib.crc32(f"{name} {x.dtype} {tuple(x.shape)}".encode(), crc)
+            found[own] = zlib.crc32(bytes_of(x), crc)
+        elif isinstance(x, Real | str):
+            found[own] = zlib.crc32(f"{name} {x}".encode(), crc)
+    return found
+
+
+def shapes_of(inputs: Mapping[str, object]) -> Hashable:
+    """Return the tensors' names and shapes."""
+    return tuple((name, tuple(x.shape)) for name, x in leaves_of(inputs) if isinstance(x, Tensor))
+
+
+def time_of(inputs: Mapping[str, object]) -> float | None:
+    """Return the latest time that the call is for, None where the model takes none.
+
+    >>> import torch
+    >>> time_of({"timesteps": torch.tensor([999.0, 980.0])})  # as HiDream calls it
+    999.0
+    """
+    time = inputs.get("timestep", inputs.get("timesteps"))
+    if isinstance(time, Tensor) and time.numel():
+        return float(time.max())
+    return float(time) if isinstance(time, Real) else None
