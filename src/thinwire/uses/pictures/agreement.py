@@ -7,7 +7,7 @@ import math
 import struct
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
-from typing import Any
+from typing import Any, Protocol
 from weakref import WeakKeyDictionary
 
 import torch
@@ -18,9 +18,9 @@ from thinwire.collectives.framing import words_of
 from thinwire.links.mailbox import Mailbox
 from thinwire.links.mesh import Peer
 from thinwire.types import InputError, LinkError, PayloadError, require
-from thinwire.uses.pictures.context_parallel.modes import ModelOverRanks
 from thinwire.uses.pictures.diffusers_names.tested_version import version
 from thinwire.uses.pictures.messages import ExchangeTally, RankMessage, is_last
+from thinwire.uses.pictures.model_calls import StepCounter
 from thinwire.uses.pictures.weight_checksums import is_setting
 
 
@@ -40,6 +40,17 @@ class Parallel:
         """Let the next call of the model begin a new picture; all ranks call this at the same place."""
         if self._session is not None:
             self._session.reset()
+
+
+class ModelOverRanks(Protocol):
+    """What runs a model over several ranks for as long as it is taken apart."""
+
+    tally: ExchangeTally
+    clock: StepCounter
+
+    def reset(self) -> None:
+        """Let the next call of the model begin a generation."""
+        ...
 
 
 _ENDED: WeakKeyDictionary[Mailbox, list[str]] = WeakKeyDictionary()  # uses, since all ranks last agreed

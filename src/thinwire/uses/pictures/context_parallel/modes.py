@@ -11,6 +11,7 @@ from torch import nn
 from thinwire.collectives import MeshExchange
 from thinwire.spec import Spec
 from thinwire.types import LinkError
+from thinwire.uses.pictures.agreement import ModelOverRanks
 from thinwire.uses.pictures.coding import Coding
 from thinwire.uses.pictures.diffusers_names.plans import SplitPlan
 from thinwire.uses.pictures.messages import ExchangeTally, RankMessage
@@ -28,17 +29,6 @@ class Division(Spec):
 
     mode: str = "gather"
     patches: int = 4  # of mode pipe
-
-
-class ModelOverRanks(Protocol):
-    """What runs a model over several ranks for as long as it is taken apart."""
-
-    tally: ExchangeTally
-    clock: StepCounter
-
-    def reset(self) -> None:
-        """Let the next call of the model begin a generation."""
-        ...
 
 
 class ParallelMode(ModelOverRanks, Protocol):

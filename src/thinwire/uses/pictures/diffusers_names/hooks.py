@@ -45,34 +45,6 @@ from thinwire.uses.pictures.diffusers_names.tested_version import (
     imported,
 )
 
-_WHOLE_KEYS, _NATIVE = "IPAdapterAttnProcessor", "_native_attention"
-
-
-@dataclass(frozen=True)
-class AttentionLayer:
-    """What stands in a processor in place of diffusers' own parallel configuration."""
-
-    name: str
-    session: ShardedForward
-    kind: str  # of the processor
-    heard: set[str]  # the kinds that have exchanged something in this pass
-
-    def attend(self, stock: Callable[..., Any], given: Mapping[str, Any]) -> Any:
-        """Call a back end, ``stock``, with what is other in its arguments on the whole sequence."""
-        text = f"{self.name} attends causally, which its shares cannot; use mode one"
-        require(not given.get("is_causal"), InputError, text)
-        self.heard.add(self.kind)
-
-        def on(whole: Attention) -> Any:
-            own = {"query": whole.query, "key": whole.key, "value": whole.value, PARALLEL_CONFIG: None}
-            return stock(**{**given, **own, **({} if whole.mask is None else {"attn_mask": whole.mask})})
-
-        own = Attention(given["query"], given["key"], given["value"], given.get("attn_mask"))
-        if self.kind.endswith(_WHOLE_KEYS) and own.key.shape[1] != own.query.shape[1]:
-            return on(own)  # of the image prompt, which every rank has
-        plain = stock.__name__ == _NATIVE and not given.get("dropout_p")
-        return self.session.attend(self.name, own, Stock(on, plain, given.get("scale")))
-
 
 @contextmanager
 def attached(model: nn.Module, session: ShardedForward, plan: SplitPlan | None = None) -> Iterator[None]:
@@ -178,6 +150,35 @@ def _restored(processor: Any) -> Callable[[], None]:
             setattr(processor, PARALLEL_CONFIG, own)
 
     return restore
+
+
+_WHOLE_KEYS, _NATIVE = "IPAdapterAttnProcessor", "_native_attention"
+
+
+@dataclass(frozen=True)
+class AttentionLayer:
+    """What stands in a processor in place of diffusers' own parallel configuration."""
+
+    name: str
+    session: ShardedForward
+    kind: str  # of the processor
+    heard: set[str]  # the kinds that have exchanged something in this pass
+
+    def attend(self, stock: Callable[..., Any], given: Mapping[str, Any]) -> Any:
+        """Call a back end, ``stock``, with what is other in its arguments on the whole sequence."""
+        text = f"{self.name} attends causally, which its shares cannot; use mode one"
+        require(not given.get("is_causal"), InputError, text)
+        self.heard.add(self.kind)
+
+        def on(whole: Attention) -> Any:
+            own = {"query": whole.query, "key": whole.key, "value": whole.value, PARALLEL_CONFIG: None}
+            return stock(**{**given, **own, **({} if whole.mask is None else {"attn_mask": whole.mask})})
+
+        own = Attention(given["query"], given["key"], given["value"], given.get("attn_mask"))
+        if self.kind.endswith(_WHOLE_KEYS) and own.key.shape[1] != own.query.shape[1]:
+            return on(own)  # of the image prompt, which every rank has
+        plain = stock.__name__ == _NATIVE and not given.get("dropout_p")
+        return self.session.attend(self.name, own, Stock(on, plain, given.get("scale")))
 
 
 class _Backends:
