@@ -30,7 +30,7 @@ Outputs = Sequence[Tensor]
 
 
 class GuidanceParallel:
-    """The outputs of one model, of which this rank computes every other one; see ``seam.Passes``."""
+    """The outputs of one model, of which this rank computes every other one; a ``WholeForward``."""
 
     def __init__(
         self, exchange: MeshExchange, attention: Coding, output: Coding, division: Division, deadline: float

@@ -44,7 +44,7 @@ _GRACE = 0.1  # of the deadline: how much later a rank gives up for each that th
 
 
 class PipeFusion:
-    """The passes of one model whose blocks are divided; see ``seam.Passes``."""
+    """The passes of one model whose blocks are divided; a ``WholeForward``."""
 
     def __init__(
         self, exchange: MeshExchange, attention: Coding, output: Coding, division: Division, deadline: float

@@ -42,7 +42,7 @@ class SentShare:
 
 
 class ContextParallel:
-    """The exchanges of one model, but for those of attention; see ``seam.Session``."""
+    """The exchanges of one model, but for those of attention; a ``ShardedForward``."""
 
     def __init__(
         self, exchange: MeshExchange, attention: Coding, output: Coding, division: Division, deadline: float

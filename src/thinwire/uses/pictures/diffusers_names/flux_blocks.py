@@ -1,4 +1,4 @@
-"""The second seam with diffusers: a transformer's blocks one by one, as tested with version 0.42.1.
+"""A transformer of diffusers block by block, as tested with version 0.42.1.
 
 What surrounds the blocks, embeddings before and a projection behind, is small and is computed anew.
 """

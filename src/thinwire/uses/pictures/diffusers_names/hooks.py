@@ -50,7 +50,7 @@ from thinwire.uses.pictures.diffusers_names.tested_version import (
 def attached(model: nn.Module, session: ShardedForward, plan: SplitPlan | None = None) -> Iterator[None]:
     """Let ``model`` call ``session`` inside the block, and leave it as it was.
 
-    Errors: ``InputError``, one sentence, for a model without a plan, with processors that ignore the seam, or
+    Errors: ``InputError``, one sentence, for a model without a plan, with processors that ignore it, or
     taken apart already; ``MissingExtra`` without diffusers.
     """
     check_host()

@@ -104,6 +104,7 @@ NUCLEUS_PACKED = NUCLEUS[0], "SwiGLUExperts"
 
 
 def class_of(name: tuple[str, str]) -> Any:
+    """Return a class by its module and its name."""
     return getattr(import_module(name[0]), name[1])
 
 
