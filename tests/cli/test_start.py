@@ -23,6 +23,7 @@ WRONG = [
     "pack m -o m --layers 0",
     "doctor --listen --peer host",
     "relay --port 99999999",
+    "emulate --link 0mbit",
     "no-such-command",
 ]
 CODE = f"""

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import random
-import subprocess
-import sys
+import signal
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -13,6 +12,7 @@ from time import monotonic
 import pytest
 import torch
 import torch.distributed as dist
+from launchers import warm
 from meshes import Mesh, meshes, together
 
 from thinwire.collectives import MeshExchange, MeshReduction
@@ -163,13 +163,12 @@ time.sleep(600)
 
 def test_a_killed_process_is_named(tmp_path: Path) -> None:
     place = str(tmp_path / "store")
-    other = subprocess.Popen([sys.executable, "-c", RANK, place])
+    other = warm().python(tmp_path / "other", "-c", RANK, place)
     peers = connect_mesh(0, 2, dist.FileStore(place, 2), deadline=2.0)
     exchange = MeshExchange(0, peers)
     exchange.post(1, b"")
     assert exchange.collect(1, LONG) == {1: b"alive"}
-    other.kill()
-    other.wait()
+    other.end(signal.SIGKILL)
     with pytest.raises(LinkError, match=r"^rank 1 \(127.* has not answered for 2 s$"):
         exchange.collect(2, LONG)
     exchange.close()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import subprocess
 import sys
 import threading
 from collections.abc import Callable
@@ -14,6 +13,7 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from launchers import warm
 
 from thinwire.links import LinkShape, Peer, connect_mesh
 from thinwire.types import AuthError, InputError, LinkError
@@ -228,7 +228,8 @@ def test_bad_arguments() -> None:
 
 
 RANK = """
-import sys
+import sys, warnings
+warnings.simplefilter("error")
 import torch.distributed as dist
 from thinwire.links import LinkShape, connect_mesh
 rank = int(sys.argv[1])
@@ -242,15 +243,7 @@ print(len(got), got[0])
 
 
 def test_two_processes(tmp_path: Path) -> None:
-    ranks = [
-        subprocess.Popen(
-            [sys.executable, "-W", "error", "-c", RANK, str(r), str(tmp_path / "store")],
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for r in range(2)
-    ]
+    store = tmp_path / "store"
+    ranks = [warm().python(tmp_path / str(r), "-c", RANK, r, store) for r in range(2)]
     for r, process in enumerate(ranks):
-        out, err = process.communicate(timeout=120)
-        assert (process.returncode, out, err) == (0, f"300000 {1 - r}\n", "")
+        assert (process.wait(), process.out, process.err) == (0, f"300000 {1 - r}\n", "")

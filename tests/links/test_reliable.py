@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import random
 import signal
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
+from pathlib import Path
 from time import monotonic, sleep
 
 import pytest
+from launchers import warm
 from slow_proxy import SlowProxy
 from tcp_proxy import DOWN, UP, TcpProxy
 from waiting import until
@@ -211,21 +211,20 @@ while True:
 """
 
 
-def test_a_killed_process_is_a_link_error_that_names_it() -> None:
+def test_a_killed_process_is_a_link_error_that_names_it(tmp_path: Path) -> None:
     binder = ZmqLink.bind(b"n", peer="rank 1", connect_timeout=60.0)
-    child = subprocess.Popen([sys.executable, "-c", CHILD, str(binder.port)])
+    child = warm().python(tmp_path, "-c", CHILD, binder.port)
     a = Reliable(binder, deadline=2.0, first_deadline=60.0)
     try:
         assert a.recv().result(60.0) == b"hello"
         a.send(b"echo")
         assert a.recv().result(LONG) == b"echo"
         got = a.recv()
-        child.send_signal(signal.SIGKILL)
+        child.signal(signal.SIGKILL)
         with pytest.raises(LinkError, match=r"rank 1 \(127.0.0.1:\d+\) has not answered for 2 s"):
             got.result(LONG)
     finally:
-        child.kill()
-        child.wait()
+        child.end(signal.SIGKILL)
         a.close()
 
 

@@ -174,7 +174,10 @@ class Warm:
     def python(
         self, place: Path, *arguments: Any, needs: Sequence[str] = (), cwd: Path | None = None, **more: Any
     ) -> Command:
-        """Run ``python ARGUMENTS`` in a fork: a script, or ``-m MODULE``; ``needs`` is imported before."""
+        """Run ``python ARGUMENTS`` in a fork: a script, ``-m MODULE`` or ``-c CODE``.
+
+        ``needs`` is imported before.
+        """
         asked = {"python": [str(a) for a in arguments], "cwd": cwd and str(cwd)}
         return self._fork(place, needs, asked | {"environment": environment(**more)})
 
@@ -474,11 +477,15 @@ def _become(
 
 
 def _interpret(words: list[str]) -> None:
-    """Run a script, or with ``-m`` a module, as the main program."""
+    """Run a script, with ``-m`` a module or with ``-c`` what stands there, as the main program."""
     warnings.filterwarnings("ignore", ".* found in sys.modules", RuntimeWarning)  # it was imported before
     if words[0] == "-m":
         sys.argv = words[1:]
         runpy.run_module(words[1], run_name="__main__", alter_sys=True)
+    elif words[0] == "-c":
+        sys.argv = ["-c", *words[2:]]
+        exec(words[1], {"__name__": "__main__"})
     else:
         sys.argv = words
+        sys.path.insert(0, str(Path(words[0]).parent))
         runpy.run_path(words[0], run_name="__main__")

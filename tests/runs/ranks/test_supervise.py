@@ -7,55 +7,25 @@ import signal
 import subprocess
 import sys
 import time
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import pytest
 from launchers import gone
+from played import LONG, Two
 
 from thinwire.runs.ranks import supervise
-from thinwire.runs.ranks.config import RunConfig
 from thinwire.runs.ranks.places import Here
 from thinwire.runs.ranks.supervise import Workers
 from thinwire.types import InputError, LinkError, ThinwireError
 
-LONG = 90.0  # seconds; a limit, not an expectation
-PROGRAM = f"{__name__}:play"
-
-
-@dataclass(frozen=True)
-class Two(RunConfig):
-    """Two ranks that need nothing."""
-
-    ranks = 2  # type: ignore[assignment]
-
-
-def play(config: RunConfig) -> None:
-    """Do, as a rank, what the orders say."""
-    from thinwire.runs.ranks.worker import await_order, next_order, say
-
-    print("what a library prints is no word of the rank's")
-    say("ready", seed=config.seed)
-    error, *text = await_order("do", LONG)
-    if error == "echo":
-        say("echo", text=text)
-    elif error == "deaf":
-        signal.signal(signal.SIGTERM, signal.SIG_IGN)
-        say("deaf")
-        next_order(LONG)
-    elif error == "wait":
-        next_order(LONG)
-    elif error == "leave":
-        os._exit(7)
-    else:
-        raise {"link": LinkError, "input": InputError, "odd": ValueError}[error](" ".join(text))
+PROGRAM = "played:play"
 
 
 @pytest.fixture
 def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
     """Start two ranks, which hear one order each."""
-    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(Path(__file__).parents[3]), *sys.path]))
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join(sys.path))
 
     def begin(workers: Workers, *orders: str) -> None:
         for order in orders:

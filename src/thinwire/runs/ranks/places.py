@@ -11,9 +11,7 @@ from collections.abc import Mapping
 from contextlib import ExitStack
 from datetime import timedelta
 from pathlib import Path
-from typing import IO, Any, Self
-
-import torch.distributed as dist
+from typing import IO, TYPE_CHECKING, Any, Self
 
 from thinwire.links.profile import profiles
 from thinwire.links.shape import LinkShape
@@ -24,6 +22,9 @@ from thinwire.runs.ranks.worker import CONFIG
 from thinwire.runs.records.schema import EMULATED, INVALID, KERNEL, LinkInfo, RunRecord
 from thinwire.runs.records.writer import RUN, load_run, write_json
 from thinwire.types import MeasurementError
+
+if TYPE_CHECKING:
+    import torch.distributed as dist
 
 CUBIC = "cubic"  # the congestion control of emulated links unless told: what most machines have
 OPENING = 60.0  # seconds that this process has to reach its own store; --deadline is for waits on others
@@ -155,6 +156,8 @@ def _options(environment: dict[str, str], stderr: IO[bytes] | None) -> dict[str,
 
 def _loopback_store() -> dist.TCPStore:
     """Return a store that listens on loopback only; by itself torch's listens on every address."""
+    import torch.distributed as dist
+
     listener = socket.create_server(("127.0.0.1", 0))
     port = listener.getsockname()[1]
     return dist.TCPStore(

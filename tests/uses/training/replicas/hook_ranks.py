@@ -23,7 +23,7 @@ from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import allreduce_
 from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
-from tests.engines.replicas import loop_ranks, site_ranks
+from tests.uses.training.replicas import loop_ranks, site_ranks
 from thinwire.uses.training.replicas import hook as hooks
 from thinwire.uses.training.replicas.hook import Replicated
 from thinwire.uses.training.replicas.mail import NotFinite

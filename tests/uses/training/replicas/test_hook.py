@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import re
 import signal
-import subprocess
-import sys
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
 import torch
+from launchers import warm
 
 from thinwire.channels.channel import Scheme
 from thinwire.channels.memory import ErrorFeedback
@@ -23,6 +21,7 @@ from thinwire.uses.training.replicas.networks import _capacity
 from thinwire.uses.training.replicas.tally import Tally
 
 RANKS = Path(__file__).with_name("hook_ranks.py")
+FORK = RANKS.with_name("fork_ranks.py")
 CHECKS = re.findall(r"^@check\ndef (\w+)", RANKS.read_text(), re.MULTILINE)
 LONG = 240.0  # seconds; a limit, not an expectation
 
@@ -30,16 +29,15 @@ LONG = 240.0  # seconds; a limit, not an expectation
 @pytest.fixture(scope="module")
 def printed(tmp_path_factory: pytest.TempPathFactory) -> list[str]:
     """Return what each of the ranks printed."""
-    env = os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    store = tmp_path_factory.mktemp("hook") / "store"
-    command = [sys.executable, str(RANKS.with_name("fork_ranks.py")), str(RANKS), "3", str(store)]
-    with subprocess.Popen(command, env=env, start_new_session=True) as started:
-        try:
-            with suppress(subprocess.TimeoutExpired):
-                started.wait(LONG)
-        finally:
-            with suppress(ProcessLookupError):
-                os.killpg(started.pid, signal.SIGKILL)
+    place = tmp_path_factory.mktemp("hook")
+    store = place / "store"
+    started = warm().python(place, FORK, RANKS, 3, store)
+    try:
+        with suppress(TimeoutError):
+            started.wait(LONG)
+    finally:
+        with suppress(ProcessLookupError):
+            started.signal(signal.SIGKILL, group=True)
     return [store.with_name(f"store.{rank}").read_text() for rank in range(3)]
 
 
