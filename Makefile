@@ -77,13 +77,13 @@ bench-replicas: setup  ## Every recipe of replicas over every link, to one loss 
 	$(BIN)/python -m bench.training.replicas
 
 bench-rates: setup  ## The learning rate of each recipe of replicas (an hour; goes on where it stopped; needs THINWIRE_DATA)
-	$(BIN)/python -m bench.training.replica_rates
+	$(BIN)/python -m bench.training.rates recipes
 
 bench-safe-rates: setup  ## The learning rates that delayed gradients bear (half an hour; goes on where it stopped; needs THINWIRE_DATA)
-	$(BIN)/python -m bench.training.safe_rates
+	$(BIN)/python -m bench.training.rates delays
 
 bench-replica-times: setup  ## The time model of late gradients against measured steps (ten minutes; needs THINWIRE_DATA)
-	$(BIN)/python -m bench.training.replica_times
+	$(BIN)/python -m bench.training.rates times
 
 bench-diffusion: setup  ## Every way to make a picture over every link (an hour; goes on where it stopped)
 	$(BIN)/python -m bench.pictures.diffusion

@@ -22,7 +22,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import chain
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import zstandard
@@ -31,7 +31,7 @@ import thinwire
 from bench.study.cells import RESULTS, Cells
 from bench.study.tables import Draw, Row, columns
 from thinwire.channels import wire
-from thinwire.channels.channel import Receiver, Scheme, Sender
+from thinwire.channels.channel import Receiver, Sender
 from thinwire.codecs import Codec, FixedPoint, TileAdaptive, Uniform, parse_codec
 from thinwire.codecs.kernels import kernel_calls
 from thinwire.runs.machine.processor import cores, cpu_model
@@ -91,114 +91,76 @@ def seconds(work: Callable[[], Any]) -> float:
     return time.thread_time() - start
 
 
-class Subject(Protocol):
-    """Something to measure: seconds to encode and to decode, and the bytes that come out."""
+@dataclass
+class Subject:
+    """Something to measure: a turn warms the caches, then returns seconds to encode and decode, and bytes."""
 
     name: str
-    wanted: float | None
-    encode_s: list[float]
-    decode_s: list[float]
-    nbytes: int
-
-    def turn(self) -> None:
-        """Encode and decode once to warm the caches, then once with the clock running."""
-        ...
+    turn: Callable[[], tuple[float, float, int]]
+    wanted: float | None = None  # GB/s
+    taken: list[tuple[float, float, int]] = field(default_factory=list)
 
 
-@dataclass
-class CodecSubject:
-    """A codec alone."""
+def of_codec(spec: str, x: torch.Tensor) -> Subject:
+    """Return a codec alone."""
+    codec = parse_codec(spec)
+    payload = codec.encode(x)
 
-    codec: Codec
-    x: torch.Tensor
-    encode_s: list[float] = field(default_factory=list)
-    decode_s: list[float] = field(default_factory=list)
+    def turn() -> tuple[float, float, int]:
+        codec.encode(x)
+        encoded = seconds(lambda: codec.encode(x))
+        codec.decode(payload)
+        return encoded, seconds(lambda: codec.decode(payload)), payload.nbytes
 
-    def __post_init__(self) -> None:
-        self.name, self.wanted = repr(self.codec), wanted(self.codec)
-        self._payload = self.codec.encode(self.x)
-        self.nbytes = self._payload.nbytes
-
-    def turn(self) -> None:
-        for times, work in (
-            (self.encode_s, lambda: self.codec.encode(self.x)),
-            (self.decode_s, lambda: self.codec.decode(self._payload)),
-        ):
-            work()
-            times.append(seconds(work))
+    return Subject(repr(codec), turn, wanted(codec))
 
 
-@dataclass
-class ChannelSubject:
-    """A sender and a receiver, packets included; each message is a first visit, or none but the first is."""
+def of_channel(name: str, x: torch.Tensor) -> Subject:
+    """Return a sender and a receiver of the recipe ``thinwire``, packets included."""
+    first, forward = CHANNELS_OF[name]
+    sender = Sender(parse_recipe("thinwire").schemes["forward" if forward else "backward"])
+    receiver = Receiver()
+    noise = 0.1 * torch.randn(x.shape, generator=torch.Generator().manual_seed(1))
 
-    name: str
-    scheme: Scheme
-    x: torch.Tensor
-    first: bool
-    wanted: float | None = None
-    encode_s: list[float] = field(default_factory=list)
-    decode_s: list[float] = field(default_factory=list)
-    nbytes: int = 0
-
-    def __post_init__(self) -> None:
-        self._sender, self._receiver = Sender(self.scheme), Receiver()
-        self._noise = 0.1 * torch.randn(self.x.shape, generator=torch.Generator().manual_seed(1))
-        self.turn()
-        self.encode_s.clear()
-        self.decode_s.clear()
-
-    def turn(self) -> None:
+    def turn() -> tuple[float, float, int]:
         for _ in range(2):
-            if self.first:
-                self._sender.reset()
-                self._receiver.reset()
+            if first:
+                sender.reset()
+                receiver.reset()
             else:
-                self._noise.neg_()
-            x, ids = self.x + self._noise, range(len(self.x))
+                noise.neg_()
+            moved, ids = x + noise, range(len(x))
             start = time.thread_time()
-            data = wire.pack(self._sender.encode(x, ids)[0])
+            data = wire.pack(sender.encode(moved, ids)[0])
             sent = time.thread_time()
-            self._receiver.decode(wire.unpack(data))
+            receiver.decode(wire.unpack(data))
             end = time.thread_time()
-        self.nbytes = len(data)
-        self.encode_s.append(sent - start)
-        self.decode_s.append(end - sent)
+        return sent - start, end - sent, len(data)
 
-
-def channels(x: torch.Tensor) -> list[Subject]:
-    """Return the channels of the recipe ``thinwire``."""
-    recipe = parse_recipe("thinwire")
-    return [
-        ChannelSubject(name, recipe.schemes["forward" if forward else "backward"], x, first)
-        for name, (first, forward) in CHANNELS_OF.items()
-    ]
+    turn()
+    return Subject(name, turn)
 
 
 def measure(subjects: list[Subject], x: torch.Tensor, rounds: int) -> list[dict[str, Any]]:
     """Return one row a subject; they take turns within a round."""
-    copies: list[float] = []
-    target = torch.empty_like(x)
-    for turn in range(rounds + 2):
+    copies, target = list[float](), torch.empty_like(x)
+    for _ in range(rounds + 2):
         for subject in subjects:
-            subject.turn()
+            subject.taken.append(subject.turn())
         target.copy_(x)
         copies.append(seconds(lambda: target.copy_(x)))
-        if turn == 1:  # the first two rounds warm up
-            for times in [copies, *(t for s in subjects for t in (s.encode_s, s.decode_s))]:
-                times.clear()
     size = x.numel() * 4 / 1e9
-    return [row(s, size, size / statistics.median(copies)) for s in subjects]
+    return [row(s, size, size / statistics.median(copies[2:])) for s in subjects]
 
 
 def row(subject: Subject, size: float, copy: float) -> dict[str, Any]:
-    """Return the record of one subject; ``size`` in GB, ``copy`` in GB/s."""
-    enc, dec = statistics.median(subject.encode_s), statistics.median(subject.decode_s)
+    """Return the record of one subject; ``size`` in GB, ``copy`` in GB/s. The first two rounds warm up."""
+    enc, dec = (statistics.median(taken[i] for taken in subject.taken[2:]) for i in (0, 1))
     both = size / (enc + dec)
     return {
         "codec": subject.name,
         "input_bytes": round(size * 1e9),
-        "bits_per_value": round(subject.nbytes * 8 / (size * 1e9 / 4), 3),
+        "bits_per_value": round(subject.taken[-1][2] * 8 / (size * 1e9 / 4), 3),
         "encode_gb_s": round(size / enc, 3),
         "decode_gb_s": round(size / dec, 3),
         "both_gb_s": round(both, 3),
@@ -260,8 +222,8 @@ def timed(megabytes: float, rounds: int) -> list[dict[str, Any]]:
     # Small tensors are quick to do, and need more rounds for a steady median.
     rounds *= 4 if megabytes <= 4 else 1
     x = hidden_state(int(megabytes * 1e6))
-    codecs = [CodecSubject(parse_codec(spec), x) for spec in CODECS]
-    return measure([*codecs, *channels(x)], x, rounds)
+    subjects = [*(of_codec(spec, x) for spec in CODECS), *(of_channel(name, x) for name in CHANNELS_OF)]
+    return measure(subjects, x, rounds)
 
 
 def main() -> None:

@@ -13,20 +13,28 @@ words; ``--list`` prints their names.
 
 from __future__ import annotations
 
+import copy
 import hashlib
 import shlex
 import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
 from statistics import median
 from typing import Any, NamedTuple
 
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+
+import thinwire
 from bench.pictures.diffusion import figures
 from bench.pictures.garment_distance import APART, MANY, classes, reals, told
-from bench.pictures.spread import meshes, spread_pictures
 from bench.study.cells import Kept, run_study, words_of
+from thinwire.links import Peer, connect_mesh
 from thinwire.uses.kinds import load_run
 from thinwire.uses.pictures.expert_parallel.recipes import parse_experts_recipe
 from thinwire.uses.pictures.run import classifier, flux_fashion_moe
@@ -51,6 +59,8 @@ ALONE = ("mode=sync,stride=1", "mode=displaced,synced=none,stride=1")
 CODED = ("bits=1", "bits=2", "bits=8", "early=7")
 WHOLE = ("dice", "dice-residual")  # that have all parts: cells of ``four``
 WEIGHTS = (flux_fashion_moe.WEIGHTS, classifier.WEIGHTS)
+Mesh = dict[int, Peer]
+LONGEST = 3600.0  # seconds that a rank of a crowded processor may take for all
 
 
 class Group(NamedTuple):
@@ -113,10 +123,9 @@ def digest(file: Path) -> str:
     return hashlib.blake2b(file.read_bytes(), digest_size=8).hexdigest()
 
 
-def kept(cell: Cell) -> dict[str, Any] | None:
-    """Return a finished cell; None where there is none, or what it is of has changed since."""
-    found: dict[str, Any] = KEPT.get(cell) or {}
-    return found if identity(cell).items() <= found.items() else None
+def stale(cell: Cell, found: dict[str, Any]) -> bool:
+    """Return whether what a cell is of has changed since."""
+    return not identity(cell).items() <= found.items()
 
 
 def timed(cell: Cell) -> dict[str, dict[str, Any]]:
@@ -161,7 +170,8 @@ def summary() -> dict[str, Any]:
 
     ``parts`` has the ways that they are parts of too, and seeds alone of which no cell is missing.
     """
-    found = {cell: kept(cell) for cell in cells()}
+    known = ((cell, KEPT.get(cell)) for cell in cells())
+    found = {cell: None if one is None or stale(cell, one) else one for cell, one in known}
     whole = {
         seed for seed in SEEDS if all(f for c, f in found.items() if (c.group, c.seed) == ("parts", seed))
     }
@@ -190,12 +200,52 @@ def joined(found: list[dict[str, Any]]) -> dict[str, Any]:
     return row | {"psnr_db": sum(db) / len(db) if db else None}
 
 
-def main(words: list[str]) -> None:
-    for cell in [] if "--list" in words else cells():
-        if kept(cell) is None and set(words) <= set(words_of(cell)):
-            KEPT.keep(cell, None)
-    run_study("experts", words, cells, measure, summary)
+class Spread(NamedTuple):
+    """Pictures [N, 32, 32] in 0..1, and the bytes that the rank of most sent for them."""
+
+    pictures: Tensor
+    nbytes: int
+
+
+@contextmanager
+def meshes(world: int) -> Iterator[list[Mesh]]:
+    """Connect so many ranks, and close all of them at the end."""
+    store = dist.HashStore()
+    with ThreadPoolExecutor(world) as pool:
+        ranks = list(pool.map(lambda rank: connect_mesh(rank, world, store), range(world)))
+        try:
+            yield ranks
+        finally:
+            list(pool.map(lambda peer: peer.close(), [p for rank in ranks for p in rank.values()]))
+
+
+def spread_pictures(
+    model: nn.Module,
+    ranks: Sequence[Mesh],
+    recipe: str,
+    classes: Sequence[int],
+    first: int,
+    steps: int,
+    at_once: int,
+) -> Spread:
+    """Return pictures of these classes from the noise of seeds from ``first`` on, ``at_once`` in a batch.
+
+    Each rank makes its share of every batch; the number of pictures is a multiple of ``at_once``.
+    """
+    batches = range(0, len(classes), at_once)
+
+    def work(rank: int, peers: Mesh) -> tuple[list[Tensor], int]:
+        own = copy.deepcopy(model)
+        with torch.no_grad(), thinwire.spread_experts(own, peers, recipe, deadline=LONGEST) as found:
+            shares = [range(b + rank, b + at_once, len(ranks)) for b in batches]
+            made = [sample_each(own, [classes[k] for k in s], [first + k for k in s], steps) for s in shares]
+            return made, found.tally.nbytes
+
+    with ThreadPoolExecutor(len(ranks)) as pool:
+        found = list(pool.map(work, range(len(ranks)), ranks))
+    whole = [torch.stack([made[i] for made, _ in found], 1).flatten(0, 1) for i in range(len(batches))]
+    return Spread(torch.cat(whole), max(nbytes for _, nbytes in found))
 
 
 if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_study("experts", sys.argv[1:], cells, measure, summary, stale=stale)

@@ -25,8 +25,6 @@ from thinwire.runs.records.writer import read_json, write_json
 from thinwire.uses.pictures.run.flux_fashion import WEIGHTS, build
 from thinwire.uses.pictures.run.sheets import ANYTHING, Sheet, conditions, joined, padded
 
-RESULT = RESULTS / "fashion.json"
-UNFINISHED = RESULT.with_name(".flux_fashion")
 STEPS, TOKENS, WARMUP, RATE, DECAY = 2800, 2048, 100, 1e-3, 0.01
 MEAN = 0.998  # of the averaged weights: what stays of them in a step
 DROPPED = 0.1  # share of the sheets whose text says "anything"
@@ -40,6 +38,7 @@ class Training:
     """The model, the mean of its weights, and the optimiser, after so many steps."""
 
     sizes: ClassVar[Sizes] = SIZES
+    unfinished: ClassVar[Path] = RESULTS / ".flux_fashion"
 
     def __init__(
         self, images: Tensor, classes: Tensor, steps: int, tokens: int = TOKENS, rate: float = RATE
@@ -51,6 +50,25 @@ class Training:
         self.tokens, self.rate = tokens, rate
         self.step, self.losses = 0, list[float]()
         self.planned = [[0, steps]]  # from which step on the rate was planned for how many
+
+    @property
+    def last(self) -> int:
+        """Steps in all."""
+        return self.steps
+
+    def curve(self) -> list[dict[str, float]]:
+        """Return the mean loss of each hundred steps."""
+        parts = [self.losses[i : i + SAVED] for i in range(0, self.step, SAVED)]
+        return [{"step": SAVED * (i + 1), "loss": sum(p) / len(p)} for i, p in enumerate(parts)]
+
+    def finish(self) -> None:
+        """Put the mean weights into the package, and the loss curve beside the other results."""
+        save_file({name: p.half().cpu() for name, p in self.mean.state_dict().items()}, WEIGHTS)
+        device = torch.cuda.get_device_name() if self.device.type == "cuda" else "cpu"
+        told = {"steps": self.step, "tokens": self.tokens, "rate": self.rate, "device": device}
+        write_json(
+            RESULTS / "fashion.json", told | {"sizes": SIZES, "curve": self.curve(), "made": made_by()}
+        )
 
     def made(self) -> nn.Module:
         """Return the model before the first step."""
@@ -148,38 +166,28 @@ def garments() -> tuple[Tensor, Tensor]:
     return rows[:, :PIXELS].view(-1, PIXELS_SIDE, PIXELS_SIDE), rows[:, PIXELS].long()
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=STEPS)
+def main(kind: type[Training], steps: int, rate: float) -> None:
+    """Train as the command line asks, going on where an earlier process stopped."""
+    parser = argparse.ArgumentParser(description=kind.__doc__)
+    parser.add_argument("--steps", type=int, default=steps)
     parser.add_argument("--tokens", type=int, default=TOKENS, help="of a batch")
-    parser.add_argument("--rate", type=float, default=RATE, help="of learning, at its most")
+    parser.add_argument("--rate", type=float, default=rate, help="of learning, at its most")
     parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
     parser.add_argument("--threads", type=int, default=torch.get_num_threads())
     asked = parser.parse_args()
     torch.set_num_threads(asked.threads)
-    torch.set_float32_matmul_precision("high")
     images, classes = (x.to(asked.device) for x in garments())
-    training = Training(images, classes, asked.steps, asked.tokens, asked.rate)
-    if (UNFINISHED / "state.json").exists():
-        training.load(UNFINISHED)
-    while training.step < asked.steps:
+    training = kind(images, classes, asked.steps, asked.tokens, asked.rate)
+    if (kind.unfinished / "state.json").exists():
+        training.load(kind.unfinished)
+    while training.step < training.last:
         training.advance()
-        if training.step % SAVED == 0 or training.step == asked.steps:
-            training.save(UNFINISHED)
-            recent = training.losses[-SAVED:]
-            print(training.step, round(sum(recent) / len(recent), 4), flush=True)
-    finish(training)
-
-
-def finish(training: Training) -> None:
-    """Put the mean weights into the package, and the loss curve beside the other results."""
-    save_file({name: p.half().cpu() for name, p in training.mean.state_dict().items()}, WEIGHTS)
-    parts = [training.losses[i : i + SAVED] for i in range(0, training.step, SAVED)]
-    curve = [{"step": SAVED * (i + 1), "loss": sum(p) / len(p)} for i, p in enumerate(parts)]
-    device = torch.cuda.get_device_name() if training.device.type == "cuda" else "cpu"
-    told = {"steps": training.step, "tokens": training.tokens, "rate": training.rate, "device": device}
-    write_json(RESULT, told | {"sizes": SIZES, "curve": curve, "made": made_by()})
+        if training.step % SAVED == 0 or training.step == training.last:
+            training.save(kind.unfinished)
+            print(training.step, round(training.curve()[-1]["loss"], 4), flush=True)
+    training.finish()
 
 
 if __name__ == "__main__":
-    main()
+    torch.set_float32_matmul_precision("high")
+    main(Training, STEPS, RATE)

@@ -10,22 +10,20 @@ cuda] [--threads N]``; steps are after the ``DISTILLED`` first ones.
 
 from __future__ import annotations
 
-import argparse
+from pathlib import Path
 from typing import Any, ClassVar
 
 import torch
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from bench.pictures.flux_fashion import SAVED, SIZES, Sizes, Training, flow_loss, garments, share
+from bench.pictures.flux_fashion import SIZES, TOKENS, Sizes, Training, flow_loss, main, share
 from bench.study.cells import RESULTS, made_by
 from thinwire.runs.records.writer import write_json
 from thinwire.uses.pictures.run import flux_fashion
 from thinwire.uses.pictures.run.flux_fashion_moe import EXPERTS, WEIGHTS, build, packed, unpacked
 from thinwire.uses.pictures.run.sheets import Sheet
 
-RESULT = RESULTS / "moe.json"
-UNFINISHED = RESULT.with_name(".flux_fashion_moe")
 DISTILLED, STEPS = 400, 600
 DISTIL_RATE, RATE = 2e-3, 5e-4
 ONE_GARMENT: Sizes = (((1, 1), 1.0),)
@@ -37,10 +35,13 @@ class MoeTraining(Training):
     """flux-fashion with untrained experts at first; ``steps`` are those in which all weights learn."""
 
     sizes: ClassVar[Sizes] = ONE_GARMENT
+    unfinished: ClassVar[Path] = RESULTS / ".flux_fashion_moe"
 
-    def __init__(self, images: Tensor, classes: Tensor, steps: int = STEPS, rate: float = RATE) -> None:
+    def __init__(
+        self, images: Tensor, classes: Tensor, steps: int, tokens: int = TOKENS, rate: float = RATE
+    ) -> None:
         self.teacher: Any = flux_fashion.load().to(images.device)
-        super().__init__(images, classes, steps, rate=rate)
+        super().__init__(images, classes, steps, tokens, rate)
         self.auxiliary, self.seen = list[Tensor](), list[tuple[Tensor, Tensor]]()
         learner: Any = self.model
         taught: Any = self.teacher.transformer_blocks
@@ -54,6 +55,19 @@ class MoeTraining(Training):
         known = {name: p for name, p in self.teacher.state_dict().items() if ".ff." not in name}
         model.load_state_dict(known, strict=False)
         return model
+
+    @property
+    def last(self) -> int:
+        return DISTILLED + self.steps
+
+    def finish(self) -> None:
+        """Put the mean weights into the package, loss curve and use of experts beside the other results."""
+        kept = packed({name: p.cpu() for name, p in self.mean.state_dict().items()})
+        save_file(kept, WEIGHTS)
+        self.mean.load_state_dict(unpacked(kept))
+        told = {"distilled": DISTILLED, "planned": self.planned, "tokens": self.tokens}
+        told |= {"steps": self.steps, "rate": self.rate, "curve": self.curve()}
+        write_json(RESULTS / "moe.json", told | {"experts": used(self.mean, self), "made": made_by()})
 
     def rate_now(self) -> float:
         done = self.step - DISTILLED
@@ -98,40 +112,5 @@ def used(model: nn.Module, images: MoeTraining) -> list[list[float]]:
     return shares
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=STEPS)
-    parser.add_argument("--rate", type=float, default=RATE, help="of learning, at its most")
-    parser.add_argument("--device", type=torch.device, default=torch.device("cpu"))
-    parser.add_argument("--threads", type=int, default=torch.get_num_threads())
-    asked = parser.parse_args()
-    torch.set_num_threads(asked.threads)
-    images, classes = (x.to(asked.device) for x in garments())
-    training = MoeTraining(images, classes, asked.steps, asked.rate)
-    if (UNFINISHED / "state.json").exists():
-        training.load(UNFINISHED)
-    last = DISTILLED + asked.steps
-    while training.step < last:
-        training.advance()
-        if training.step % SAVED == 0 or training.step == last:
-            training.save(UNFINISHED)
-            recent = training.losses[-SAVED:]
-            print(training.step, round(sum(recent) / len(recent), 4), flush=True)
-    finish(training)
-
-
-def finish(training: MoeTraining) -> None:
-    """Put the mean weights into the package, and the loss curve and the use of experts beside the results."""
-    kept = packed({name: p.cpu() for name, p in training.mean.state_dict().items()})
-    save_file(kept, WEIGHTS)
-    training.mean.load_state_dict(unpacked(kept))
-    parts = [training.losses[i : i + SAVED] for i in range(0, training.step, SAVED)]
-    curve = [{"step": SAVED * (i + 1), "loss": sum(p) / len(p)} for i, p in enumerate(parts)]
-    told = {"distilled": DISTILLED, "planned": training.planned, "tokens": training.tokens}
-    told |= {"steps": training.steps, "rate": training.rate}
-    shares = used(training.mean, training)
-    write_json(RESULT, told | {"curve": curve, "experts": shares, "made": made_by()})
-
-
 if __name__ == "__main__":
-    main()
+    main(MoeTraining, STEPS, RATE)

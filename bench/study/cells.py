@@ -76,14 +76,12 @@ class Kept:
         """Return a cell, given whole or by its values; None where it is not finished."""
         return self.all().get(" ".join(words_of(cell[0] if isinstance(cell[0], tuple) else cell)))
 
-    def keep(self, cell: tuple[Any, ...], found: dict[str, Any] | None) -> None:
-        """Write a finished cell, or drop one."""
+    def keep(self, cell: tuple[Any, ...], found: dict[str, Any]) -> None:
+        """Write a finished cell."""
         self.file.parent.mkdir(parents=True, exist_ok=True)
         name = " ".join(words_of(cell))
         with _locked(self.file.parent):
-            known = {k: v for k, v in self.all().items() if k != name}
-            if found is not None:
-                known[name] = finite(found | {"made": made_by()})
+            known = self.all() | {name: finite(found | {"made": made_by()})}
             write = json.JSONEncoder(separators=(",", ":")).encode
             lines = ",\n".join(f"{write(k)}: {write(v)}" for k, v in sorted(known.items()))
             with replacing(self.file) as temporary:
@@ -108,11 +106,12 @@ def run_study(
     summary: Callable[[], dict[str, Any]],
     attempts: int = 1,
     result: str = "",
+    stale: Callable[[Cell, dict[str, Any]], bool] = lambda cell, found: False,
 ) -> None:
     """Measure the missing cells whose words hold all of ``words``, and write the study's summary.
 
     With ``--list`` among the words it prints their names alone. ``result`` names the summary's file, if not
-    the study does. What could not be measured, after so many
+    the study does; a ``stale`` cell is measured anew. What could not be measured, after so many
     ``attempts``, is named at the end: ``SystemExit``.
     """
     kept, wanted, left = Kept(study), set(words) - {"--list"}, []
@@ -120,7 +119,8 @@ def run_study(
         raise SystemExit(f"no cell has {', '.join(sorted(unknown))} in its name")
     for cell in (c for c in cells() if wanted <= set(words_of(c))):
         name = " ".join(words_of(cell))
-        if "--list" not in words and kept.get(cell) is None:
+        found = kept.get(cell)
+        if "--list" not in words and (found is None or stale(cell, found)):
             try:
                 kept.keep(cell, retried(name, partial(measure, cell), attempts))
             except MeasurementError as e:

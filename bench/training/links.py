@@ -19,7 +19,6 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import sys
-import tempfile
 import time
 from collections.abc import Iterator
 from typing import Any
@@ -28,17 +27,14 @@ import torch
 from torch import Tensor
 
 from bench.study.cells import Kept, run_study
-from bench.study.runs import trained
+from bench.study.runs import timed, trained
 from thinwire.runs.emulator.lift import lifted
 from thinwire.runs.machine.heap import keep_freed
 from thinwire.runs.machine.processor import pick_threads
 from thinwire.runs.ranks.linkwatch import LinkWatch
-from thinwire.runs.ranks.places import place_of
-from thinwire.runs.ranks.supervise import Workers
 from thinwire.runs.ranks.telemetry import Telemetry
 from thinwire.runs.ranks.worker import say
 from thinwire.runs.ranks.world import World
-from thinwire.types import MeasurementError
 from thinwire.uses.training.pipeline.recipes import parse_recipe
 from thinwire.uses.training.run.config import TrainConfig
 from thinwire.uses.training.run.job import Job, prepare
@@ -65,7 +61,7 @@ JOBS: dict[str, dict[str, Any]] = {
     "gpt2-lab": {"model": "gpt2-lab", "batch": 8, "seq": 128, "steps": 90, "epochs": 3},
     "smollm2-135m": {"model": "smollm2-135m", "batch": 4, "seq": 128, "steps": 24, "epochs": 3},
 }
-COMMON = {"data": "shakespeare", "microbatches": 4, "tensorboard": False, "save_model": False, "quiet": True}
+COMMON = {"data": "shakespeare", "microbatches": 4}
 TURNS = 2
 # End-to-end runs of recipes whose matrix cells are products of a timing and a training.
 VERIFIED = (
@@ -123,16 +119,8 @@ def measure(cell: Cell) -> dict[str, Any]:
 def timing(model: str, link: str) -> dict[str, Any]:
     """Run the timing session of a model and link."""
     job = JOBS[model] | COMMON | {"steps": 8, "epochs": 1, "eval_samples": 0}
-    with tempfile.TemporaryDirectory() as out:
-        config = TrainConfig(**job, emulate=True, link=LINKS[link], out=out)
-        with place_of(config) as place, Workers(place, "bench.training.links:rank") as ranks:
-            for _ in range(config.ranks):
-                ranks.start(config)
-            steps = ranks.until("timed", 0, SESSION)["steps"]
-            ranks.wait()
-            network = place.describe()
-    if not network["valid"]:
-        raise MeasurementError("the machine was too busy to keep time")
+    emulated = {"emulate": True, "link": LINKS[link]}
+    steps, network = timed("bench.training.links:rank", SESSION, job | emulated)
     return {"job": job, "network": network, "steps": steps}
 
 
@@ -146,7 +134,7 @@ def rank(config: TrainConfig) -> None:
         session.warm_up()
         rows = [row for number in range(TURNS) for row in session.turn(number)]
         if not world.rank:
-            say("timed", steps=rows)
+            say("timed", found=rows)
 
 
 class Session:

@@ -7,23 +7,21 @@ pair. Stopped, it goes on with the next cell.
 from __future__ import annotations
 
 import dataclasses
-import json
 import math
 import os
 import statistics
-import sys
 import time
 from typing import Any
 
 import torch
 
 from bench.study.cells import RESULTS, Cells, made_by
+from bench.study.runs import timed
 from thinwire.runs.machine.processor import cores, pick_threads
-from thinwire.runs.ranks.places import Here
-from thinwire.runs.ranks.supervise import Workers
 from thinwire.runs.ranks.telemetry import Telemetry
 from thinwire.runs.ranks.worker import say
 from thinwire.runs.ranks.world import World
+from thinwire.runs.records.writer import read_json
 from thinwire.uses.training.run.config import TrainConfig
 from thinwire.uses.training.run.job import Job, prepare
 from thinwire.uses.training.run.setup import build_parts, joined
@@ -39,7 +37,7 @@ PAIRS, VISITS = 12, 3  # pairs of turns, and steps on one batch in each: a first
 NAMES = ("off", "on")
 
 
-def timed(job: Job, world: World) -> list[list[float]]:
+def taken(job: Job, world: World) -> list[list[float]]:
     """Return the seconds a step takes in each turn: off, on, on, off, off, on, ..."""
     telemetry, parts = Telemetry(world, job.config.deadline), build_parts(job, world)
     steppers: dict[str, Stepper] = {}
@@ -67,34 +65,21 @@ def rank(config: TrainConfig) -> None:
     torch.set_num_threads(pick_threads(config))
     job = prepare(config)
     with joined(job) as world:
-        turns = timed(job, world)
+        turns = taken(job, world)
         if not world.rank:
-            say("timed", turns=turns)
+            say("timed", found=turns)
 
 
 def cell(recipe: str, link: str) -> dict[str, Any]:
     """Time one recipe over one link."""
     load = os.getloadavg()[0]
-    turns = both_ranks(
-        TrainConfig(
-            recipe=recipe, model="gpt2-lab", steps=1 + PAIRS, link=link, eval_samples=0, deadline=300.0
-        )
-    )
+    job = {"recipe": recipe, "model": "gpt2-lab", "steps": 1 + PAIRS, "link": link, "eval_samples": 0}
+    turns, _ = timed("bench.training.overlap:rank", math.inf, job | {"deadline": 300.0})
     ratios = [on / off for off, on in turns]
     low, middle, high = statistics.quantiles(ratios, n=4)
     medians = dict(zip(NAMES, map(statistics.median, zip(*turns, strict=True)), strict=True))
     found = {"recipe": recipe, "link": link, "step_s": medians, "load_before": load}
     return found | {"ratio": {"median": middle, "quartiles": [low, high], "pairs": ratios}}
-
-
-def both_ranks(config: TrainConfig) -> list[list[float]]:
-    """Run a cell, and return the seconds of a step in each pair of turns."""
-    with Here() as place, Workers(place, "bench.training.overlap:rank") as ranks:
-        for _ in range(config.ranks):
-            ranks.start(config)
-        turns: list[list[float]] = ranks.until("timed", 0, math.inf)["turns"]
-        ranks.wait()
-    return turns
 
 
 def main() -> None:
@@ -103,9 +88,8 @@ def main() -> None:
     for recipe, link in CELLS:
         found.append(cells.of(f"{recipe} over {link}", lambda r=recipe, k=link: cell(r, k)))
         ratio = found[-1]["ratio"]
-        sys.stdout.write(f"{recipe} over {link}: {ratio['median']:.3f} {ratio['quartiles']}\n")
-        sys.stdout.flush()
-    runs = json.loads(RESULT.read_text("utf-8"))["runs"] if RESULT.exists() else []
+        print(f"{recipe} over {link}: {ratio['median']:.3f} {ratio['quartiles']}", flush=True)
+    runs = read_json(RESULT)["runs"] if RESULT.exists() else []
     run = {"cells": found, "cores": cores(), "visits": VISITS, "made": made_by()}
     cells.finish({"model": "gpt2-lab", "runs": [*runs, run]})
 

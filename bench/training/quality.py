@@ -1,13 +1,11 @@
 """Does compression cost quality? Every recipe on SmolLM2-135M: three epochs, three seeds.
 
-Run ``python -m bench.training.quality`` (``make bench-quality``); about an hour and a half on two quiet
-cores. Given names of recipes, it runs their cells and no more, so that two processes can share the work:
-losses do not depend on the clock, and one run fills the other's pipeline bubbles. A cell is one run: recipe,
-learning rate, seed. Finished cells are kept, so it goes on where it was stopped. Every recipe gets the same
-search: three learning rates on the first seed, the best of which (lowest held-out loss) runs on the other
-seeds. Each run is held against fp32's on the processor that it was on. The link is not shaped. A frozen model
-goes through the same check as a control, which it must fail. Records: ``bench/results/quality/``; the
-verdict: ``bench/results/quality.json``; the tables come from there (``python -m bench.study.pages``).
+``make bench-quality``, about an hour and a half on two quiet cores. Given the name of a recipe, it runs its
+cells and no more, so that two processes can share the work: losses do not depend on the clock, and one run
+fills the other's pipeline bubbles. Every recipe gets the same search: three learning rates on the first seed,
+the best of which (lowest held-out loss) runs on the other seeds. Each run is held against fp32's on the
+processor that it was on. The link is not shaped. A frozen model goes through the same check as a control,
+which it must fail.
 """
 
 from __future__ import annotations
@@ -15,15 +13,14 @@ from __future__ import annotations
 import shutil
 import statistics
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any, NamedTuple
 
-from bench.study.cells import RESULTS, Kept, words_of
+from bench.study.cells import RESULTS, Kept, run_study
 from bench.study.runs import trained
 from bench.study.tables import Draw, Row, columns, yes
 from bench.training.unbiased import FLOOR
 from thinwire.runs.machine.processor import environment
-from thinwire.runs.records.writer import write_json
 from thinwire.uses.training.pipeline.recipes import parse_recipe
 
 KEPT = Kept("quality")
@@ -50,8 +47,6 @@ JOB: dict[str, Any] = {
     "microbatches": 4,
     "seq": 128,
     "eval_samples": 32,
-    "save_model": False,
-    "tensorboard": False,
 }
 # Of fp32's losses: held-out within 0.5 % and within 5 % of what fp32 gained; a training slice within 1.5 %.
 HELDOUT, GAIN, SLICE = 0.005, 0.05, 0.015
@@ -64,41 +59,46 @@ class Cell(NamedTuple):
     cpu: str = ""  # where fp32 ran again, because other recipes ran there
 
 
-def record_of(cell: Cell) -> dict[str, Any]:
-    """Return the run record of one cell, running it unless it is there, of the recipe as it is now."""
-    found: dict[str, Any] | None = KEPT.get(cell)
-    if found is None or found["recipe"]["spec"] != parse_recipe(cell.recipe).spec:
-        print(*words_of(cell), "...", file=sys.stderr, flush=True)
-        job = JOB | {"recipe": cell.recipe, "lr": cell.rate, "seed": cell.seed}
-        KEPT.keep(cell, found := trained(job, "runs/quality")[0].to_dict())
-    return found
+def cells() -> Iterator[Cell]:
+    """Yield every recipe's search, its best rate on the other seeds, and fp32 where other recipes ran too."""
+    for recipe in RECIPES:
+        yield from (Cell(recipe, rate, SEEDS[0]) for rate in RATES)
+        yield from of_recipe(recipe)[1:]
+    names = dict.fromkeys(cpu(r) for recipe in RECIPES for r in records(of_recipe(recipe)))
+    for name in list(names)[1:]:
+        yield from (cell._replace(cpu=name) for cell in of_recipe(RECIPES[0]))
 
 
-def search(recipe: str) -> tuple[float, list[dict[str, Any]]]:
-    """Return the recipe's best learning rate and its records by seed."""
-    tried = {rate: record_of(Cell(recipe, rate, SEEDS[0])) for rate in RATES}
+def of_recipe(recipe: str) -> list[Cell]:
+    """Return a recipe's cells by seed, at its best learning rate; none before its search is done."""
+    tried = {rate: KEPT.get(Cell(recipe, rate, SEEDS[0])) for rate in RATES}
+    if not all(tried.values()):
+        return []
     best = min(tried, key=lambda rate: tried[rate]["loss"]["eval_final"])
-    return best, [record_of(Cell(recipe, best, seed)) for seed in SEEDS]
+    return [Cell(recipe, best, seed) for seed in SEEDS]
+
+
+def records(cells: Iterable[Cell]) -> list[dict[str, Any]]:
+    """Return the records of those cells that are finished."""
+    return [found for cell in cells if (found := KEPT.get(cell))]
+
+
+def measure(cell: Cell) -> dict[str, Any]:
+    """Run one cell and return its record. Errors: ``SystemExit`` on another processor than the cell's."""
+    if cell.cpu and environment("auto", 1)["machine"]["cpu"] != cell.cpu:
+        raise SystemExit(f"no runs of fp32 on {cell.cpu}, where other recipes ran; run this bench there")
+    job = JOB | {"recipe": cell.recipe, "lr": cell.rate, "seed": cell.seed}
+    return trained(job, "runs/quality")[0].to_dict()
+
+
+def stale(cell: Cell, found: dict[str, Any]) -> bool:
+    """Return whether the recipe is another one now."""
+    return bool(found["recipe"]["spec"] != parse_recipe(cell.recipe).spec)
 
 
 def cpu(record: dict[str, Any]) -> str:
     """Return the processor a run was on."""
     return str(record["environment"]["machine"]["cpu"])
-
-
-def baseline(name: str, found: tuple[float, list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Return fp32's runs by seed on the processor ``name``; ``found`` are those that its search left.
-
-    Processors round differently, and their losses differ by as much as half a percent: a recipe is held
-    against fp32 on its own. Errors: ``SystemExit`` where a run is missing and this is another machine.
-    """
-    rate, records = found
-    if name == cpu(records[0]):
-        return records
-    cells = [Cell("fp32", rate, seed, name) for seed in SEEDS]
-    if not all(map(KEPT.get, cells)) and environment("auto", 1)["machine"]["cpu"] != name:
-        raise SystemExit(f"no runs of fp32 on {name}, where other recipes ran; run this bench there")
-    return [record_of(cell) for cell in cells]
 
 
 def bits(record: dict[str, Any]) -> float:
@@ -122,16 +122,14 @@ def mean_losses(records: list[dict[str, Any]]) -> dict[str, float]:
     return {n: statistics.fmean(r["loss"][n] for r in records) for n in names}
 
 
-def row(
-    recipe: str, rate: float, records: list[dict[str, Any]], fp32: list[dict[str, Any]]
-) -> dict[str, Any]:
+def row(recipe: str, records: list[dict[str, Any]], fp32: list[dict[str, Any]]) -> dict[str, Any]:
     """Return the verdict on the runs of one recipe, one a seed, against fp32's of the same processor."""
     by_seed = [check(mean_losses([r]), mean_losses([f])) for r, f in zip(records, fp32, strict=True)]
     return {
         "recipe": recipe,
         "spec": records[0]["recipe"]["spec"],
         "cpu": ", ".join(dict.fromkeys(map(cpu, records))),
-        "learning_rate": rate,
+        "learning_rate": of_recipe(recipe)[0].rate,
         "bits": statistics.fmean(bits(r) for r in records),
         "bits_forward": statistics.fmean(r["bits_per_value"]["forward"] for r in records),
         "bits_backward": statistics.fmean(r["bits_per_value"]["backward"] for r in records),
@@ -142,20 +140,28 @@ def row(
     }
 
 
-def summary(found: dict[str, tuple[float, list[dict[str, Any]]]]) -> dict[str, Any]:
-    """Return the verdict on every recipe and on the frozen control."""
-    cpus = dict.fromkeys(cpu(r) for _, records in found.values() for r in records)
-    base = {name: baseline(name, found["fp32"]) for name in cpus}
-    rows = [row("fp32", found["fp32"][0], runs, runs) for runs in base.values()]
-    for recipe, (rate, records) in found.items():
-        if recipe != "fp32":
-            own = [base[cpu(record)][seed] for seed, record in zip(SEEDS, records, strict=True)]
-            rows.append(row(recipe, rate, records, own))
-    fp32 = mean_losses(found["fp32"][1])
+def summary() -> dict[str, Any]:
+    """Return the verdict on every recipe that is finished, and on the frozen control.
+
+    Processors round differently, and their losses differ by as much as half a percent: a recipe is held
+    against fp32 on its own.
+    """
+    found = {recipe: records(of_recipe(recipe)) for recipe in RECIPES}
+    if not found["fp32"]:
+        raise SystemExit("all is held against fp32; run python -m bench.training.quality fp32 first")
+    base = {cpu(found["fp32"][0]): found["fp32"]}
+    for name in dict.fromkeys(cpu(r) for runs in found.values() for r in runs):
+        base.setdefault(name, records(cell._replace(cpu=name) for cell in of_recipe("fp32")))
+    rows = [row("fp32", runs, runs) for runs in base.values()]
+    for recipe, runs in found.items():
+        if recipe != "fp32" and len(runs) == len(SEEDS):
+            rows.append(
+                row(recipe, runs, [base[cpu(run)][seed] for seed, run in zip(SEEDS, runs, strict=True)])
+            )
+    fp32 = mean_losses(found["fp32"])
     frozen = {"eval_final": fp32["eval_first"], "train_eval_final": fp32["train_eval_first"]}
-    job = {k: v for k, v in JOB.items() if k not in ("save_model", "tensorboard")}
     return {
-        "job": job | {"rates": RATES, "seeds": SEEDS},
+        "job": JOB | {"rates": RATES, "seeds": SEEDS},
         "environments": [runs[0]["environment"] for runs in base.values()],
         "bounds": {"heldout": HELDOUT, "of_gain": GAIN, "train_slice": SLICE},
         "frozen": check(frozen, fp32),
@@ -188,14 +194,7 @@ table = columns(  # every recipe against fp32: bits, losses, the three bounds
 TABLES: dict[str, Draw] = {"quality": table}
 
 
-def main(recipes: list[str]) -> None:
-    """Run what is missing of ``recipes``; with none given, of all, and write the verdict."""
+if __name__ == "__main__":
     if shutil.disk_usage(RESULTS).free < 1e9:
         raise SystemExit("less than 1 GB of disk is free; the runs need scratch space")
-    found = {recipe: search(recipe) for recipe in recipes or RECIPES}
-    if not recipes:
-        write_json(RESULTS / "quality.json", summary(found))
-
-
-if __name__ == "__main__":
-    main(sys.argv[1:])
+    run_study("quality", sys.argv[1:], cells, measure, summary, stale=stale)

@@ -23,7 +23,7 @@ from statistics import median
 from typing import Any, NamedTuple
 
 from bench.study.cells import Kept, run_study
-from bench.study.runs import trained
+from bench.study.runs import replicated
 
 KEPT = Kept("replicas")
 REACH = 4
@@ -104,20 +104,14 @@ def best_fixed(job: str, link: str) -> str:
 
 def measure(cell: Cell) -> dict[str, Any]:
     """Run a cell and return what it came to."""
-    options = JOBS[cell.job] | {"replicas": 2, "replica_recipe": RECIPES[cell.recipe], "seed": cell.seed}
-    options |= {
-        "link": LINKS[cell.link],
-        "emulate": cell.link != UNLIMITED,
-        "save_model": False,
-        "tensorboard": False,
-    }
+    options = JOBS[cell.job] | {"seed": cell.seed, "emulate": cell.link != UNLIMITED}
     if cell.kind == "timed":
         dense = TIMED_TRACE if cell.link == "lte" else TIMED_DENSE
         steps = dense if cell.recipe.startswith("allreduce") else TIMED
         options |= {"steps": steps, "eval_samples": JOBS[cell.job]["batch"]}
     elif cell.recipe != "allreduce":
         options |= {"until_loss": target(cell.job, cell.seed), "steps": REACH * JOBS[cell.job]["steps"]}
-    record, _ = trained(options)
+    record, _ = replicated(RECIPES[cell.recipe], LINKS[cell.link], options)
     return {
         "steps": record.totals["steps"],
         "seconds": record.totals["seconds"],

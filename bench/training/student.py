@@ -31,8 +31,6 @@ JOB: dict[str, Any] = {
     "warmup": 20,
     "link": "100mbit,5ms",
     "eval_samples": 32,
-    "save_model": False,
-    "tensorboard": False,
 }
 ROUNDS, TIMED_STEPS, WARM_STEPS = 2, 12, 3
 

@@ -50,8 +50,7 @@ LOSSES = {"heldout": "eval_final", "train_slice": "train_eval_final"}
 
 def run(recipe: str, seed: int) -> dict[str, float]:
     """Return the final losses of one run, and the bits a value it sent each way."""
-    options = {"recipe": recipe, "seed": seed, "tensorboard": False, "save_model": False}
-    record = trained(JOB | options)[0].to_dict()
+    record = trained(JOB | {"recipe": recipe, "seed": seed})[0].to_dict()
     losses = {name: record["loss"][key] for name, key in LOSSES.items()}
     return losses | {way: record["bits_per_value"][way] for way in ("forward", "backward")}
 

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from bench.pictures.experts import BATCH, GROUPS, cells, identity, joined, kept
-from bench.pictures.spread import meshes, spread_pictures
+from bench.pictures.experts import BATCH, GROUPS, cells, identity, joined, meshes, spread_pictures, stale
 
 from bench.pictures import experts, tables
 from thinwire.uses.pictures.expert_parallel.recipes import parse_experts_recipe
@@ -38,13 +37,13 @@ def test_every_cell_is_of_ways_that_there_are() -> None:
 def test_a_cell_is_kept_until_what_it_is_of_changes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(experts.KEPT, "file", tmp_path / "cells" / "experts.json")
     cell = next(cells())
-    assert kept(cell) is None
+    assert experts.KEPT.get(cell) is None
     found = {"ways": {}} | identity(cell)
     experts.KEPT.keep(cell, found)
-    assert found.items() <= kept(cell).items()
+    assert not stale(cell, experts.KEPT.get(cell))
     for name in ("specs", "weights"):
         experts.KEPT.keep(cell, found | {name: found[name] | {next(iter(found[name])): "other"}})
-        assert kept(cell) is None
+        assert stale(cell, experts.KEPT.get(cell))
 
 
 def test_seeds_are_joined() -> None:

@@ -17,6 +17,7 @@ from thinwire.types import MeasurementError
 
 STUDIES = {
     "links": "bench.training.links", "rounds": "bench.training.rounds", "plan": "bench.training.plan",
+    "quality": "bench.training.quality",
     "replicas": "bench.training.replicas", "state": "bench.following.costs",
     "diffusion": "bench.pictures.diffusion", "experts": "bench.pictures.experts",
     "federated": "bench.federated.methods", "scenes": "bench.scenes.formats",
@@ -79,8 +80,9 @@ def test_a_study_goes_on_and_keeps_a_line_for_each_cell(tmp_path: Path, monkeypa
     assert kept.get(every[0])["seconds"] == [3.5, None] and kept.get("c", 1.0) is None
     other = Kept("s")  # another process, which writes at the same time
     other.keep(Named("c", 1.0, 0), {"x": 1})
-    kept.keep(every[0], None)
-    assert list(kept.all()) == list(other.all()) == ["a 1e-06 seed=0", "c 1 seed=0"]
+    kept.keep(Named("d", 1.0, 0), {"x": 2})
+    names = ["a 1e-06 seed=0", "b 3.5 seed=1", "c 1 seed=0", "d 1 seed=0"]
+    assert sorted(kept.all()) == list(other.all()) == names
 
 
 def test_every_study_has_names_for_its_cells():
