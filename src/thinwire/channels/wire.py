@@ -15,6 +15,7 @@ from __future__ import annotations
 import math
 import struct
 import zlib
+from typing import Any
 
 import numpy as np
 import torch
@@ -22,7 +23,6 @@ from torch import Tensor
 
 from thinwire.types import (
     MAX_KEY,
-    ByteCursor,
     Entry,
     InputError,
     Mode,
@@ -31,7 +31,6 @@ from thinwire.types import (
     PayloadError,
     Section,
     TensorSpec,
-    require,
 )
 
 MAGIC = b"TW"
@@ -57,6 +56,8 @@ CODES = {d: i for i, d in enumerate(DTYPES)}
 PARTS = DTYPES[:-1]
 HEAD = struct.Struct("<2sBBI")
 BODY = struct.Struct("<BBBBI")
+LENGTH = struct.Struct("<H")  # of a spec
+SECTION = struct.Struct("<BBH")
 ENTRY = np.dtype([("key", "<u8"), ("version", "<u4"), ("check", "<u4"), ("section", "u1")])
 
 
@@ -97,7 +98,7 @@ def _check_parts(section: Section) -> None:
 
 def _text(text: str) -> bytes:
     raw = text.encode("ascii")
-    return struct.pack("<H", len(raw)) + raw
+    return LENGTH.pack(len(raw)) + raw
 
 
 def _bytes(part: Tensor) -> memoryview:
@@ -110,81 +111,85 @@ def unpack(data: bytes | bytearray | memoryview, max_nbytes: int = MAX_NBYTES) -
     Errors: ``PayloadError`` for anything else than the whole of one valid packet, and for a packet whose
     tensor would take more than ``max_nbytes``; nothing is allocated beyond the size of ``data``.
     """
-    reader = _PacketCursor(data, "a packet")
+    reader = _PacketCursor(data)
     magic, version, flags, crc = reader.unpack(HEAD)
-    require(magic == MAGIC, PayloadError, "not a thinwire packet")
-    require(
-        version == VERSION and flags == 0,
-        PayloadError,
-        f"wire version {version} is not {VERSION}; update the older end",
-    )
-    require(
-        zlib.crc32(reader.rest()) == crc, PayloadError, "a packet's checksum does not match: it was damaged"
-    )
+    if magic != MAGIC:
+        raise PayloadError("not a thinwire packet")
+    if version != VERSION or flags:
+        raise PayloadError(f"wire version {version} is not {VERSION}; update the older end")
+    if zlib.crc32(reader.data[HEAD.size :]) != crc:
+        raise PayloadError("a packet's checksum does not match: it was damaged")
     dtype, dimensions, sections, zero, n = reader.unpack(BODY)
-    require(
-        zero == 0 and 0 < dimensions <= MAX_DIMENSIONS, PayloadError, f"a packet of {dimensions} dimensions"
-    )
-    require(0 < sections <= MAX_SECTIONS, PayloadError, f"a packet of {sections} sections")
+    if zero or not 0 < dimensions <= MAX_DIMENSIONS:
+        raise PayloadError(f"a packet of {dimensions} dimensions")
+    if not 0 < sections <= MAX_SECTIONS:
+        raise PayloadError(f"a packet of {sections} sections")
     spec = TensorSpec(reader.unpack(struct.Struct(f"<{dimensions}I")), _dtype(dtype))
-    require(0 < n == spec.shape[0], PayloadError, f"{n} entries for a tensor of shape {spec.shape}")
+    if not 0 < n == spec.shape[0]:
+        raise PayloadError(f"{n} entries for a tensor of shape {spec.shape}")
     # Zeros count as ones: an empty tensor could still claim any number of rows or channels.
-    nbytes = math.prod(max(1, d) for d in spec.shape) * spec.dtype.itemsize
-    require(
-        nbytes <= max_nbytes, PayloadError, f"a packet for {nbytes} bytes is over the limit of {max_nbytes}"
-    )
-    memory, references = reader.text(), reader.text()
-    entries = _entries(reader, n, sections)
+    nbytes = math.prod([max(1, d) for d in spec.shape]) * spec.dtype.itemsize
+    if nbytes > max_nbytes:
+        raise PayloadError(f"a packet for {nbytes} bytes is over the limit of {max_nbytes}")
+    memory, references = reader.text(*reader.unpack(LENGTH)), reader.text(*reader.unpack(LENGTH))
+    entries, rows = _entries(reader, n, sections)
     heads = [_section_head(reader) for _ in range(sections)]
-    found = tuple(_section(reader, i, h, spec, entries) for i, h in enumerate(heads))
-    reader.close()
-    return Packet(spec, memory, references, entries, found)
+    found = []
+    for (mode, codec, layout), k in zip(heads, rows, strict=True):
+        parts = tuple([reader.tensor(d, length) for d, length in layout])
+        found.append(Section(mode, codec, Payload(TensorSpec((k, *spec.shape[1:]), spec.dtype), parts)))
+    if left := len(reader.data) - reader.at:
+        raise PayloadError(f"{left} bytes too many behind a packet")
+    return Packet(spec, memory, references, entries, tuple(found))
 
 
 def _dtype(code: int) -> torch.dtype:
-    require(code < len(DTYPES), PayloadError, f"unknown dtype code {code}")
+    if code >= len(DTYPES):
+        raise PayloadError(f"unknown dtype code {code}")
     return DTYPES[code]
 
 
-def _entries(reader: _PacketCursor, n: int, sections: int) -> tuple[Entry, ...]:
+def _entries(reader: _PacketCursor, n: int, sections: int) -> tuple[tuple[Entry, ...], list[int]]:
+    """Return the entries, and how many each section has."""
     raw = np.frombuffer(reader.take(n * ENTRY.itemsize), dtype=ENTRY)
-    entries = tuple(Entry(k, v, s, c) for k, v, c, s in raw.tolist())
-    used = {e.section for e in entries}
-    require(used == set(range(sections)), PayloadError, "entries and sections of a packet do not match")
-    keys = {e.key for e in entries}
-    require(len(keys) == n and max(keys) < MAX_KEY, PayloadError, "keys of a packet that are not distinct")
-    return entries
+    rows = np.bincount(raw["section"], minlength=sections).tolist()
+    if len(rows) > sections or not all(rows):
+        raise PayloadError("entries and sections of a packet do not match")
+    keys = raw["key"].tolist()
+    if len(set(keys)) < n or max(keys) >= MAX_KEY:
+        raise PayloadError("keys of a packet that are not distinct")
+    others = (raw[name].tolist() for name in ("version", "section", "check"))
+    return tuple(map(Entry, keys, *others)), rows
 
 
-_Head = tuple[Mode, str, list[tuple[torch.dtype, int]]]
-
-
-def _section_head(reader: _PacketCursor) -> _Head:
-    mode, parts = reader.unpack(struct.Struct("<BB"))
-    require(
-        mode in Mode.__members__.values() and parts <= MAX_PARTS,
-        PayloadError,
-        f"a section of mode {mode} with {parts} parts",
-    )
-    codec = reader.text()
-    found = [reader.unpack(struct.Struct("<BI")) for _ in range(parts)]
-    layout = [(_dtype(d), n) for d, n in found]
-    require(all(d in PARTS for d, _ in layout), PayloadError, "a part of truth values, which go as bits")
+def _section_head(reader: _PacketCursor) -> tuple[Mode, str, list[tuple[torch.dtype, int]]]:
+    mode, parts, length = reader.unpack(SECTION)
+    if mode not in Mode.__members__.values() or parts > MAX_PARTS:
+        raise PayloadError(f"a section of mode {mode} with {parts} parts")
+    codec = reader.text(length)
+    found = reader.unpack(struct.Struct("<" + "BI" * parts))
+    layout = [(_dtype(code), n) for code, n in zip(found[::2], found[1::2], strict=True)]
+    if torch.bool in dict(layout):
+        raise PayloadError("a part of truth values, which go as bits")
     return Mode(mode), codec, layout
 
 
-def _section(
-    reader: _PacketCursor, index: int, head: _Head, spec: TensorSpec, entries: tuple[Entry, ...]
-) -> Section:
-    mode, codec, layout = head
-    rows = sum(e.section == index for e in entries)
-    parts = tuple(reader.tensor(dtype, n) for dtype, n in layout)
-    return Section(mode, codec, Payload(TensorSpec((rows, *spec.shape[1:]), spec.dtype), parts))
+class _PacketCursor:
+    """A ``ByteCursor`` over a packet, here so that a packet is read in one place."""
 
+    def __init__(self, data: bytes | bytearray | memoryview) -> None:
+        self.data, self.at = memoryview(data).cast("B"), 0
 
-class _PacketCursor(ByteCursor):
-    def text(self) -> str:
-        (n,) = self.unpack(struct.Struct("<H"))
+    def take(self, n: int) -> memoryview:
+        self.at += n
+        if self.at > len(self.data):
+            raise PayloadError(f"a packet ends {self.at - len(self.data)} bytes too early: it was cut")
+        return self.data[self.at - n : self.at]
+
+    def unpack(self, form: struct.Struct) -> tuple[Any, ...]:
+        return form.unpack(self.take(form.size))
+
+    def text(self, n: int) -> str:
         try:
             return bytes(self.take(n)).decode("ascii")
         except UnicodeDecodeError as e:
