@@ -32,8 +32,8 @@ import torch
 from bench.study.cells import Kept, interval, run_study
 from bench.study.tables import Draw, Row, Rows, spread, tabled
 from thinwire.types import ThinwireError
+from thinwire.uses.federated.run.comparison import folder_of, run_all
 from thinwire.uses.federated.run.options import FederatedConfig
-from thinwire.uses.federated.run.run import folder_of, run_all
 from thinwire.uses.kinds import load_run
 
 KEPT = Kept("federated")

@@ -35,7 +35,7 @@ from thinwire.runs.data.batches import Batches
 from thinwire.runs.data.images import FASHION, SIDE
 from thinwire.runs.machine.cache import cache_folder, new_folder
 from thinwire.runs.records.writer import read_json, write_json
-from thinwire.uses.federated.run.tasks import Dataset, load_dataset
+from thinwire.uses.federated.run.datasets import Dataset, load_dataset
 from thinwire.uses.models.oneshot.calibration import accuracy, batch_loss, recalibrate
 from thinwire.uses.models.oneshot.costs import Costs, costs_of
 from thinwire.uses.models.oneshot.search import Search

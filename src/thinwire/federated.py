@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from thinwire.uses.federated.conductor import Made
+    from thinwire.uses.federated.client_scheduler import Made
     from thinwire.uses.federated.run.record import FederatedRecord
 
 __all__ = ["compare", "join", "serve"]
@@ -33,8 +33,8 @@ def compare(
     2
     """
     from thinwire.runs.records.holding import holding
+    from thinwire.uses.federated.run.comparison import run_all
     from thinwire.uses.federated.run.options import FederatedConfig
-    from thinwire.uses.federated.run.run import run_all
     from thinwire.uses.kinds import load_run
 
     config = FederatedConfig.from_dict({"methods": " ".join(methods), **options})
@@ -54,8 +54,8 @@ def serve(
     Errors: ``InputError``; ``LinkError`` naming the clients that are missing.
     """
     from thinwire.runs.records.holding import holding
-    from thinwire.uses.federated.run.machines import ServeConfig
-    from thinwire.uses.federated.run.serving import Serving
+    from thinwire.uses.federated.run.options import ServeConfig
+    from thinwire.uses.federated.run.server_program import Serving
     from thinwire.uses.kinds import load_run
 
     config = ServeConfig.from_dict({"methods": method, **options})
@@ -70,7 +70,7 @@ def join(address: str, noted: Callable[[str], object] = lambda _: None, **option
     ``options``: those of ``federate-join`` (``data``, ``part``, ``token_file``, ...).
     Errors: ``InputError`` where data or model do not fit the server's; ``LinkError`` naming it.
     """
-    from thinwire.uses.federated.run.joining import join as joined
-    from thinwire.uses.federated.run.machines import JoinConfig
+    from thinwire.uses.federated.run.client_program import join as joined
+    from thinwire.uses.federated.run.options import JoinConfig
 
     return joined(JoinConfig.from_dict({"address": address, **options}), noted)

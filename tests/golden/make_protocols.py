@@ -24,7 +24,7 @@ from thinwire.state.patches.patch import Version
 from thinwire.state.words import Words, filled
 from thinwire.uses.federated.message import Form, Update
 from thinwire.uses.federated.message import Version as Sent
-from thinwire.uses.federated.remote.pieces import Sending
+from thinwire.uses.federated.remote.control_messages import Sending
 from thinwire.uses.following.pull import manifest
 from thinwire.uses.following.pull.manifest import File, Manifest, StoredVersion
 from thinwire.uses.following.pull.proof import Proof

@@ -10,7 +10,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.uses.federated.flower.grid import LocalGrid
+from thinwire.uses.federated.flower.local_grid import LocalGrid
 from thinwire.uses.federated.flower.mod import compression_mod
 from thinwire.uses.federated.flower.records import Layout
 

@@ -45,7 +45,11 @@ ABSENT = (
     "THINWIRE_DEBUG",
 )
 STATES = ("thinwire.uses.following.commands.following", "thinwire.uses.following.commands.publishing")
-FEDERATED = ("sklearn.datasets", "thinwire.uses.federated.run.run", "thinwire.uses.federated.run.deployed")
+FEDERATED = (
+    "sklearn.datasets",
+    "thinwire.uses.federated.run.comparison",
+    "thinwire.uses.federated.run.deployment",
+)
 PICTURES = (
     "diffusers:FluxTransformer2DModel",
     "diffusers.hooks.hooks",

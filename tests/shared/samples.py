@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-from thinwire.uses.federated.run.tasks import Dataset
+from thinwire.uses.federated.run.datasets import Dataset
 
 RATE = 8000
 

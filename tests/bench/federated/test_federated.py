@@ -21,7 +21,7 @@ from bench.federated.methods import (
 from bench.study.cells import interval
 
 from thinwire.uses.federated.recipes import parse_federated_recipe
-from thinwire.uses.federated.run.devices import load_fleet
+from thinwire.uses.federated.run.fleet import load_fleet
 
 
 def cell(

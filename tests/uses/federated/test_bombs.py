@@ -16,11 +16,10 @@ from thinwire.channels.channel import SHARED
 from thinwire.codecs import Raw
 from thinwire.types import DesyncError, Entry, Mode, Packet, Payload, PayloadError, Section, TensorSpec
 from thinwire.uses.federated.aggregation import Periodic
-from thinwire.uses.federated.choosing.device import Device
-from thinwire.uses.federated.intake import Refusal
+from thinwire.uses.federated.choosing.client_profile import Device
 from thinwire.uses.federated.message import Form, Update, Version
 from thinwire.uses.federated.model_copy import ModelCopy
-from thinwire.uses.federated.server import Server
+from thinwire.uses.federated.server import Refusal, Server
 
 resource = pytest.importorskip("resource")
 zstandard = pytest.importorskip("zstandard")

@@ -13,11 +13,10 @@ from thinwire.channels.memory import Delta
 from thinwire.codecs import Raw, TopK
 from thinwire.types import DesyncError, InputError
 from thinwire.uses.federated.client import Client
+from thinwire.uses.federated.local_training import LocalSGD, Samples, TrainingError, classification
 from thinwire.uses.federated.message import Version
+from thinwire.uses.federated.parameters import Parameters, unpack_row
 from thinwire.uses.federated.residuals import Residuals
-from thinwire.uses.federated.row import Parameters, unpack_row
-from thinwire.uses.federated.samples import Samples
-from thinwire.uses.federated.training import LocalSGD, TrainingError, classification
 
 
 def issued(federation: Federation, client: int = 1) -> Version:

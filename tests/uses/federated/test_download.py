@@ -12,10 +12,9 @@ from torch import Tensor
 
 from thinwire.codecs import Codec, Raw, TopK, Uniform
 from thinwire.types import InputError
-from thinwire.uses.federated.download import DeltaDownload, FullDownload
+from thinwire.uses.federated.download import DeltaDownload, FullDownload, Lead, SharedOutlet
 from thinwire.uses.federated.message import Form, Held, Version
 from thinwire.uses.federated.model_copy import ModelCopy
-from thinwire.uses.federated.shared import Lead, SharedOutlet
 
 SPARSE = TopK(0.02, Uniform(4, group=64))
 

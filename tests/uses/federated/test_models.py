@@ -13,13 +13,12 @@ from torch import Tensor, nn
 from thinwire.channels.memory import NoMemory
 from thinwire.types import InputError
 from thinwire.uses.federated.aggregation import Synchronous
-from thinwire.uses.federated.choosing.device import Device
+from thinwire.uses.federated.choosing.client_profile import Device
 from thinwire.uses.federated.client import Client
+from thinwire.uses.federated.local_training import Samples
+from thinwire.uses.federated.parameters import Parameters, Signature
 from thinwire.uses.federated.residuals import Residuals
-from thinwire.uses.federated.row import Parameters
-from thinwire.uses.federated.samples import Samples
 from thinwire.uses.federated.server import Server
-from thinwire.uses.federated.signature import Signature
 
 
 class Net(nn.Module):

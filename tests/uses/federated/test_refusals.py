@@ -23,12 +23,12 @@ from thinwire.types import DesyncError, InputError, PayloadError
 from thinwire.uses.federated.aggregation import FedBuff, Periodic, Rule
 from thinwire.uses.federated.client import Client
 from thinwire.uses.federated.download import DeltaDownload
-from thinwire.uses.federated.intake import Receipt, Refusal
+from thinwire.uses.federated.local_training import TrainingError
 from thinwire.uses.federated.message import HEAD, Form, Update, Version
 from thinwire.uses.federated.model_copy import ModelCopy, sum_of
+from thinwire.uses.federated.parameters import unpack_row
 from thinwire.uses.federated.residuals import Residuals
-from thinwire.uses.federated.row import unpack_row
-from thinwire.uses.federated.training import TrainingError
+from thinwire.uses.federated.server import Receipt, Refusal
 
 N = 52  # values of the model
 SPARSE = TopK(0.1, Uniform(4, group=16))

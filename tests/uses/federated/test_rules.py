@@ -19,9 +19,9 @@ from thinwire.uses.federated.aggregation import (
 from thinwire.uses.federated.aggregation import (
     Federation as All,
 )
+from thinwire.uses.federated.local_training import Decay
 from thinwire.uses.federated.message import Update
-from thinwire.uses.federated.rates import Decay
-from thinwire.uses.federated.row import unpack_row
+from thinwire.uses.federated.parameters import unpack_row
 
 TWO = [Arrival(0, 1, 30, staleness=0), Arrival(3, 2, 10, staleness=3)]
 ALL = All(clients=8, samples=160, asked=4)

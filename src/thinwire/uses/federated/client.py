@@ -11,13 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.types import DesyncError, require
+from thinwire.uses.federated.local_training import Data, LocalSGD, Loss, check_finite, classification
 from thinwire.uses.federated.message import Held, Update, Version
 from thinwire.uses.federated.model_copy import ModelCopy
+from thinwire.uses.federated.parameters import Parameters, Signature
 from thinwire.uses.federated.residuals import Residuals
-from thinwire.uses.federated.row import Parameters
-from thinwire.uses.federated.samples import Data
-from thinwire.uses.federated.signature import Signature
-from thinwire.uses.federated.training import LocalSGD, Loss, check_finite, classification
 
 
 class Client:
@@ -30,7 +28,7 @@ class Client:
 
     >>> from thinwire.codecs import Raw
     >>> from thinwire.uses.federated.message import Form
-    >>> from thinwire.uses.federated.samples import Samples
+    >>> from thinwire.uses.federated.local_training import Samples
     >>> data = Samples(torch.randn(20, 3), torch.zeros(20, dtype=torch.int64))
     >>> client = Client(0, nn.Linear(3, 2), data, Residuals())
     >>> version = Version(0, 1, 0, 0, Form.FULL, (), steps=2, rate=0.1, codec=Raw())

@@ -2,20 +2,29 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import islice
 from typing import Protocol, runtime_checkable
 
+import torch
 from torch import Tensor
 
 from thinwire.channels import wire
-from thinwire.channels.channel import SHARED, Scheme, Sender
+from thinwire.channels.channel import SHARED, Receiver, Scheme, Sender
+from thinwire.channels.memory import Delta
+from thinwire.channels.references import under
 from thinwire.codecs import Cast, Codec, Raw, TopK, Uniform
 from thinwire.spec import Spec
+from thinwire.state.history import History
 from thinwire.types import InputError, require
 from thinwire.uses.federated.message import Form, Held
-from thinwire.uses.federated.model_copy import sum_of
-from thinwire.uses.federated.shared import Lead, SharedOutlet
+from thinwire.uses.federated.model_copy import NAME, layout_of, sum_of, whole
+from thinwire.uses.federated.parameters import byte_tensor
+
+Lead = tuple[Form, tuple[bytes, ...]]  # how a version is sent, and its packets
+LOG = 8  # models that the history may take: with 8 bytes a word that moved, it reaches as far as the messages
 
 
 class Outlet(Protocol):
@@ -121,3 +130,91 @@ class FullOutlet:
 
     def load_state_dict(self, state: Mapping[str, Tensor], weights: Tensor) -> None:
         self.advance(weights)
+
+
+class SharedOutlet:
+    """Move the shared model by what is sent, and keep the messages that clients may have missed.
+
+    Messages are kept while together they take fewer bytes than the model. Patches are made for versions as
+    old as these: then a server that goes on from its state sends what it would have sent.
+    """
+
+    def __init__(self, codec: Codec, weights: Tensor) -> None:
+        self._sender = Sender(Scheme(codec, Delta()))
+        packet, self._given = self._sender.encode(weights, [SHARED])  # the first goes as it is
+        self._number = 0
+        self._checks = deque([packet.entries[0].check])  # of the version before each message, and the newest
+        self._log: deque[bytes] = deque()
+        self._begin(self._given)
+
+    def _begin(self, oldest: Tensor) -> None:
+        """Let messages and patches begin at the values of the oldest version."""
+        first = self._number - len(self._log)
+        self._tail = Receiver()  # holds the version before the first message
+        self._oldest = self._tail.decode(wire.unpack(whole(oldest, first), max_nbytes=oldest.nbytes))
+        values = oldest.numel()
+        self._history = History(layout_of(values), LOG * 4 * values, start=first)
+        self._publish(oldest)
+
+    def _publish(self, row: Tensor) -> None:
+        self._history.publish({NAME: row}, published=0.0)  # as number + 1: none is 0 there
+        self._patches: dict[int, bytes] = {}  # to this version, by the number of the base; -1: from nothing
+
+    @property
+    def given(self) -> Tensor:
+        return self._given
+
+    @property
+    def check(self) -> int:
+        return self._checks[-1]
+
+    @property
+    def kept(self) -> int:
+        """How many messages are kept."""
+        return len(self._log)
+
+    def advance(self, weights: Tensor) -> None:
+        packet, self._given = self._sender.encode(weights, [SHARED])
+        self._number += 1
+        self._checks.append(packet.entries[0].check)
+        self._log.append(wire.pack(packet))
+        self._publish(self._given)
+        most = 4 * weights.numel()
+        while self._log and sum(map(len, self._log)) > most:
+            self._oldest = self._tail.decode(wire.unpack(self._log.popleft(), max_nbytes=most))
+            self._checks.popleft()
+
+    def lead(self, held: Held | None) -> Lead:
+        behind = -1 if held is None else self._number - held.number
+        if held is None or not 0 <= behind < len(self._checks) or self._checks[-1 - behind] != held.check:
+            return Form.WHOLE, (self._patch(-1),)
+        missed = tuple(islice(self._log, len(self._log) - behind, None))
+        if behind < 2:  # a message alone is less than the words that it moved
+            return Form.MISSED, missed
+        ways: list[Lead] = [(Form.MISSED, missed), (Form.WHOLE, (self._patch(-1),))]
+        if self._history.knows(held.number + 1):
+            ways.append((Form.PATCH, (self._patch(held.number),)))
+        return min(ways, key=lambda way: sum(map(len, way[1])))
+
+    def _patch(self, base: int) -> bytes:
+        if base not in self._patches:
+            self._patches[base] = self._history.patch(base + 1 or None, mark=False).pack()
+        return self._patches[base]
+
+    def state_dict(self) -> dict[str, Tensor]:
+        log = {f"log.{i}": byte_tensor(m) for i, m in enumerate(self._log)}
+        numbers = torch.tensor([self._number, *self._checks], dtype=torch.int64)
+        sender = {f"sender.{name}": x for name, x in self._sender.state_dict().items()}
+        rows = {"given": self._given.clone(), "oldest": self._oldest.clone()}
+        return rows | {"numbers": numbers} | log | sender
+
+    def load_state_dict(self, state: Mapping[str, Tensor], weights: Tensor) -> None:
+        self._number, *checks = state["numbers"].tolist()
+        self._checks, self._given = deque(checks), state["given"].clone()
+        self._log = deque(state[f"log.{i}"].numpy().tobytes() for i in range(len(checks) - 1))
+        self._sender.load_state_dict(under(state, "sender."))
+        self._begin(state["oldest"].clone())
+        again = Receiver()
+        again.load_state_dict(self._tail.state_dict())
+        for message in self._log:
+            self._publish(again.decode(wire.unpack(message, max_nbytes=4 * weights.numel())))

@@ -7,11 +7,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from thinwire.types import DesyncError, require
-from thinwire.uses.federated.choosing.device import Device
+from thinwire.uses.federated.choosing.client_profile import Device
 from thinwire.uses.federated.client import Client
-from thinwire.uses.federated.intake import Receipt, Refusal
 from thinwire.uses.federated.message import Held, Version
-from thinwire.uses.federated.server import Server
+from thinwire.uses.federated.server import Receipt, Refusal, Server
 
 
 class Entry(NamedTuple):

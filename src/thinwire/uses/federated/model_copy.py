@@ -26,7 +26,7 @@ from thinwire.types import (
     require,
 )
 from thinwire.uses.federated.message import Form, Held, Version
-from thinwire.uses.federated.row import most_nbytes, unpack_row
+from thinwire.uses.federated.parameters import most_nbytes, unpack_row
 
 NAME = "model"  # of the one tensor of a shared model, in patches
 

@@ -10,20 +10,40 @@ otherwise, as published methods have them.
 
 from __future__ import annotations
 
+from dataclasses import dataclass, field
 from typing import Annotated
 
+from thinwire.channels.memory import ErrorFeedback, Memory, NoMemory
 from thinwire.choosing.registry import Parameter, Registry
 from thinwire.codecs import Codec, HardThreshold, Raw, TopK, Uniform
-from thinwire.uses.federated.aggregation import FedAsync, FedBuff, Periodic, Synchronous
+from thinwire.spec import Spec
+from thinwire.uses.federated.aggregation import FedAsync, FedBuff, Periodic, Rule, Synchronous
 from thinwire.uses.federated.choosing.accordion import Accordion
+from thinwire.uses.federated.choosing.client_profile import FederatedPolicy, Fixed
 from thinwire.uses.federated.choosing.dagc import EXPONENT, DagcA, DagcR
-from thinwire.uses.federated.choosing.device import FederatedPolicy
 from thinwire.uses.federated.choosing.fedluck import FedLuck
-from thinwire.uses.federated.choosing.fixed import Fixed
 from thinwire.uses.federated.choosing.gamma import GammaFedHT
-from thinwire.uses.federated.choosing.thinwire import Thinwire
-from thinwire.uses.federated.download import DeltaDownload, FullDownload
-from thinwire.uses.federated.method import Method
+from thinwire.uses.federated.choosing.true_cost import Thinwire
+from thinwire.uses.federated.download import DeltaDownload, Download, FullDownload
+
+
+@dataclass(frozen=True, repr=False)
+class Method(Spec):
+    """Make versions by ``rule``, send them by ``download``; with ``feedback`` nothing is dropped for good.
+
+    >>> Method().memory
+    NoMemory()
+    """
+
+    rule: Rule = field(default_factory=Synchronous)
+    download: Download = field(default_factory=FullDownload)
+    feedback: bool = False
+
+    @property
+    def memory(self) -> Memory:
+        """What a client keeps of what it could not send."""
+        return ErrorFeedback() if self.feedback else NoMemory()
+
 
 METHOD = "method"  # the one role
 FINE: Codec = Uniform(4, group=64)

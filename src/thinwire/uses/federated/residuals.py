@@ -14,7 +14,7 @@ from thinwire.channels.memory import ErrorFeedback, Memory, NoMemory
 from thinwire.channels.references import Store, under
 from thinwire.codecs import Codec, Raw
 from thinwire.types import InputError, require
-from thinwire.uses.federated.row import unpack_row
+from thinwire.uses.federated.parameters import byte_tensor, unpack_row
 
 
 class Sent(NamedTuple):
@@ -85,7 +85,7 @@ class Residuals:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return residuals and packets as plain tensors."""
-        packets = {f"sent.{c}.{s.sequence}": _bytes(s.packet) for c, s in self._sent.items()}
+        packets = {f"sent.{c}.{s.sequence}": byte_tensor(s.packet) for c, s in self._sent.items()}
         return packets | {f"sender.{name}": x for name, x in self._sender.state_dict().items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -100,7 +100,3 @@ class Residuals:
         """Free what is kept."""
         self._sender.close()
         self._sent.clear()
-
-
-def _bytes(data: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)

@@ -2,27 +2,27 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from thinwire.channels.references import under
-from thinwire.types import MAX_KEY, InputError, PayloadError, ThinwireError, require
+from thinwire.types import MAX_KEY, InputError, MissingExtra, PayloadError, ThinwireError, require
 from thinwire.uses.federated.aggregation import Arrival, Federation, Rule, moved
-from thinwire.uses.federated.choosing.device import Assignment, Device, FederatedPolicy, Situation
+from thinwire.uses.federated.choosing.client_profile import Assignment, Device, FederatedPolicy, Situation
 from thinwire.uses.federated.download import Download, FullDownload
-from thinwire.uses.federated.intake import Receipt, Refusal, checked
-from thinwire.uses.federated.message import Held, Update, Version
-from thinwire.uses.federated.rates import Decay
-from thinwire.uses.federated.roster import Member, Traffic
-from thinwire.uses.federated.row import Parameters, unpack_row
-from thinwire.uses.federated.signature import Signature
+from thinwire.uses.federated.local_training import Decay
+from thinwire.uses.federated.message import HEAD, Held, Update, Version
+from thinwire.uses.federated.parameters import Parameters, Signature, byte_tensor, most_nbytes, unpack_row
 
 NORMS = 256  # of the last updates that policies are told
+LARGEST = 1e24  # of a value in an update: the sum of millions of such is a float32 still
 
 
 class Server:
@@ -325,8 +325,8 @@ class Server:
             "norms": list(self._norms),
             "members": {str(c): m.to_dict() for c, m in sorted(self._members.items())},
         }
-        state = {"weights": self.weights.clone(), "words": _bytes(json.dumps(words).encode())}
-        state |= {f"update.{i}": _bytes(u.pack()) for i, u in enumerate(updates)}
+        state = {"weights": self.weights.clone(), "words": byte_tensor(json.dumps(words).encode())}
+        state |= {f"update.{i}": byte_tensor(u.pack()) for i, u in enumerate(updates)}
         state |= {f"start.{v}": row.clone() for v, row in self._starts.items()}
         return state | {f"download.{name}": x for name, x in self._outlet.state_dict().items()}
 
@@ -357,5 +357,103 @@ class Server:
         return f"{self.weights.numel()} values under {self.rule!r}, {self.download!r} and {rates!r}"
 
 
-def _bytes(data: bytes) -> Tensor:
-    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
+@dataclass(frozen=True)
+class Refusal:
+    """An update that was not taken, and why: one sentence. Nothing has changed but counts of bytes."""
+
+    client: int
+    reason: str
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """An update that was taken. ``version``: the number of the one that it completed, if it did.
+
+    ``kept``: how many of its values are not zero.
+    """
+
+    client: int
+    sequence: int
+    staleness: int
+    kept: int
+    version: int | None = None
+
+
+def checked(data: bytes | memoryview, client: int, member: Member, values: int) -> tuple[Update, int]:
+    """Return the update in ``data``, which ``client`` sent, if it may be taken, and how many values it has.
+
+    Errors: ``PayloadError`` saying why not, in one sentence.
+    """
+    most = HEAD.size + Update.FORM.size + most_nbytes(values)
+    require(len(data) <= most, PayloadError, f"{len(data)} bytes for {values} values, at most {most} may be")
+    try:
+        update = Update.unpack(data)
+        check_place(update, client, member)
+        row = unpack_row(update.packet, values, client)
+        check_values(row)
+    except MissingExtra as e:
+        raise PayloadError(f"it is coded in a way that this server cannot read: {e}") from e
+    return update, int(row.count_nonzero())
+
+
+def check_place(update: Update, client: int, member: Member) -> None:
+    """Raise ``PayloadError`` unless the update is the one that ``client`` owes."""
+    require(update.client == client, PayloadError, f"it bears the id of client {update.client}")
+    n, issued = update.sequence, member.issued
+    require(n > member.confirmed, PayloadError, f"update {n} was taken already, or one after it was")
+    require(n >= issued, PayloadError, f"update {n} is void: the client was given another version since")
+    require(n == issued, PayloadError, f"update {n} was not asked for; {issued} is the newest that was")
+    wrong = f"it starts from version {update.version}, and version {member.started} was given"
+    require(update.version == member.started, PayloadError, wrong)
+    most = member.device.samples
+    require(update.samples >= 1, PayloadError, "it says that it was trained on 0 samples")
+    wrong = f"it says that it was trained on {update.samples} samples, and the client has {most}"
+    require(update.samples <= most, PayloadError, wrong)
+
+
+def check_values(row: Tensor) -> None:
+    """Raise ``PayloadError`` for a NaN, an infinity, or values that no training makes."""
+    low, high = (float(bound) for bound in torch.aminmax(row))  # a NaN is both
+    require(low == low and -low < float("inf") > high, PayloadError, "it holds a NaN or an infinity")
+    wrong = f"it holds {max(high, -low):.2g}, beyond {LARGEST:g}, as a training that diverged"
+    require(max(high, -low) <= LARGEST, PayloadError, wrong)
+
+
+@dataclass
+class Traffic:
+    """Bytes between the server and one client, and what the same would be uncompressed; counts of updates."""
+
+    up: int = 0
+    down: int = 0
+    raw_up: int = 0
+    raw_down: int = 0
+    updates: int = 0  # taken
+    refused: int = 0
+    staleness: int = 0  # of all that were taken, together
+
+
+@dataclass
+class Member:
+    """One client. ``present``: policies weigh it, and rounds may ask it."""
+
+    device: Device
+    present: bool = True
+    issued: int = 0  # sequence number of what it was given last
+    started: int = 0  # the version that this was
+    confirmed: int = 0  # sequence number of its last update that was taken
+    traffic: Traffic = field(default_factory=Traffic)
+
+    @property
+    def owes(self) -> bool:
+        """Whether an update is to come from it."""
+        return self.issued > self.confirmed
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return plain values."""
+        return dataclasses.asdict(self)
+
+    @classmethod
+    def from_dict(cls, values: dict[str, Any]) -> Member:
+        """Return the member that ``to_dict`` described."""
+        values = values | {"device": Device(**values["device"]), "traffic": Traffic(**values["traffic"])}
+        return cls(**values)

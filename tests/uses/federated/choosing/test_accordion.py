@@ -8,7 +8,7 @@ import pytest
 
 from thinwire.codecs import TopK
 from thinwire.uses.federated.choosing.accordion import Accordion
-from thinwire.uses.federated.choosing.device import Device, Situation
+from thinwire.uses.federated.choosing.client_profile import Device, Situation
 
 LOW, HIGH = 0.01, 0.1
 DEVICES = [Device(i, 0.1 + i, samples=1 + i) for i in range(3)]

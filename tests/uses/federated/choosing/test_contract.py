@@ -11,12 +11,11 @@ import pytest
 from thinwire.codecs import Raw, TopK, Uniform
 from thinwire.types import InputError
 from thinwire.uses.federated.choosing.accordion import Accordion
+from thinwire.uses.federated.choosing.client_profile import Device, FederatedPolicy, Fixed, Situation
 from thinwire.uses.federated.choosing.dagc import DagcA, DagcR
-from thinwire.uses.federated.choosing.device import Device, FederatedPolicy, Situation
 from thinwire.uses.federated.choosing.fedluck import FedLuck
-from thinwire.uses.federated.choosing.fixed import Fixed
 from thinwire.uses.federated.choosing.gamma import GammaFedHT
-from thinwire.uses.federated.choosing.thinwire import Thinwire
+from thinwire.uses.federated.choosing.true_cost import Thinwire
 
 POLICIES: list[FederatedPolicy] = [
     Fixed(),

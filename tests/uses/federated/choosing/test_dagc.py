@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from thinwire.codecs import HardThreshold, TopK, Uniform
+from thinwire.uses.federated.choosing.client_profile import Device, Situation
 from thinwire.uses.federated.choosing.dagc import (
     EXPONENT,
     DagcA,
@@ -14,7 +15,6 @@ from thinwire.uses.federated.choosing.dagc import (
     key_factor,
     relative_ratios,
 )
-from thinwire.uses.federated.choosing.device import Device, Situation
 
 SHARES = [0.5, 0.2, 0.15, 0.1, 0.05]
 MODEL = Situation(values=50_000)

@@ -8,7 +8,7 @@ import pytest
 
 from thinwire.codecs import HardThreshold, Uniform
 from thinwire.types import InputError
-from thinwire.uses.federated.choosing.device import Device, Situation
+from thinwire.uses.federated.choosing.client_profile import Device, Situation
 from thinwire.uses.federated.choosing.gamma import GammaFedHT, paper_scale
 
 DEVICES = [Device(0, 0.1, samples=1), Device(1, 2.0, samples=900, up=100)]

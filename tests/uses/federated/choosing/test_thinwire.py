@@ -9,17 +9,18 @@ import numpy as np
 import pytest
 
 from thinwire.codecs import HardThreshold, Raw, TopK, Uniform
-from thinwire.uses.federated.choosing.cost import (
+from thinwire.uses.federated.choosing.client_profile import Assignment, Device, Situation
+from thinwire.uses.federated.choosing.fedluck import FedLuck, phi
+from thinwire.uses.federated.choosing.true_cost import (
     FRAMING,
+    Thinwire,
     TurnCost,
+    at_equal_budget,
     position_bits,
     turn_seconds,
     value_bits,
     with_waiting,
 )
-from thinwire.uses.federated.choosing.device import Assignment, Device, Situation
-from thinwire.uses.federated.choosing.fedluck import FedLuck, phi
-from thinwire.uses.federated.choosing.thinwire import Thinwire, at_equal_budget
 
 MODEL = Situation(values=46_730)
 DEVICE = Device(0, step_seconds=0.1, samples=100, up=5e3, down=20e3, delay=0.05)

@@ -13,15 +13,15 @@ from flower_apps import NODES, RATE, REASON, STEPS, accuracy, client_app, exampl
 from thinwire.codecs import TopK, Uniform
 from thinwire.types import LinkError, ThinwireError
 from thinwire.uses.federated.aggregation import FedAsync, FedBuff, Periodic
-from thinwire.uses.federated.choosing.fixed import Fixed
+from thinwire.uses.federated.choosing.client_profile import Fixed
 from thinwire.uses.federated.download import DeltaDownload
 from thinwire.uses.federated.flower import asynchronous as loop
-from thinwire.uses.federated.flower import host
+from thinwire.uses.federated.flower import flwr_names
 from thinwire.uses.federated.flower.asynchronous import Asynchronous
-from thinwire.uses.federated.flower.grid import LocalGrid
+from thinwire.uses.federated.flower.local_grid import LocalGrid
 from thinwire.uses.federated.flower.mod import compression_mod
-from thinwire.uses.federated.method import Method
-from thinwire.uses.federated.rates import Decay
+from thinwire.uses.federated.local_training import Decay
+from thinwire.uses.federated.recipes import Method
 
 flwr = pytest.importorskip("flwr.app", reason=REASON)
 serverapp = pytest.importorskip("flwr.serverapp", reason=REASON)
@@ -108,7 +108,7 @@ def test_a_node_that_is_gone_is_asked_again_when_it_is_back(monkeypatch: pytest.
             for i, reply in enumerate(found):
                 if reply.metadata.src_node_id == 5 and self.gone:
                     self.gone -= 1
-                    found[i] = host.failed(reply, "node unavailable", code=5)
+                    found[i] = flwr_names.failed(reply, "node unavailable", code=5)
                     found[i].metadata.__dict__["_reply_to_message_id"] = reply.metadata.reply_to_message_id
             return found
 

@@ -31,16 +31,15 @@ from torch import Tensor, nn
 from thinwire.channels.references import under
 from thinwire.codecs import Codec, Raw, TopK, Uniform
 from thinwire.types import InputError
-from thinwire.uses.federated.choosing.fixed import Fixed
+from thinwire.uses.federated.choosing.client_profile import Fixed
 from thinwire.uses.federated.download import DeltaDownload, Download, FullDownload
-from thinwire.uses.federated.flower.grid import LocalGrid
+from thinwire.uses.federated.flower.local_grid import LocalGrid
 from thinwire.uses.federated.flower.mod import compression_mod
-from thinwire.uses.federated.flower.plan import UPDATE
-from thinwire.uses.federated.flower.records import payload, replaced
+from thinwire.uses.federated.flower.records import UPDATE, payload, replaced
 from thinwire.uses.federated.flower.strategy import Compressed
-from thinwire.uses.federated.intake import Refusal
+from thinwire.uses.federated.local_training import Decay
 from thinwire.uses.federated.message import Update
-from thinwire.uses.federated.rates import Decay
+from thinwire.uses.federated.server import Refusal
 
 strategies = pytest.importorskip("flwr.serverapp.strategy", reason=REASON)
 flwr = pytest.importorskip("flwr.app", reason=REASON)

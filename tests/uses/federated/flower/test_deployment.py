@@ -11,7 +11,7 @@ import pytest
 from flower_apps import REASON, example
 from flower_deployment import NODES, deployment, run
 
-from thinwire.uses.federated.flower.grid import LocalGrid
+from thinwire.uses.federated.flower.local_grid import LocalGrid
 
 flwr = pytest.importorskip("flwr.app", reason=REASON)
 

@@ -9,8 +9,8 @@ import pytest
 from flower_apps import REASON
 
 from thinwire.types import InputError, MissingExtra
-from thinwire.uses.federated.choosing.fixed import Fixed
-from thinwire.uses.federated.flower import host
+from thinwire.uses.federated.choosing.client_profile import Fixed
+from thinwire.uses.federated.flower import flwr_names
 from thinwire.uses.federated.flower.strategy import Compressed
 
 
@@ -20,7 +20,7 @@ def test_without_flower_one_sentence_says_how_to_get_it(monkeypatch: pytest.Monk
 
     monkeypatch.setattr(metadata, "version", missing)
     with pytest.raises(MissingExtra, match=r"pip install 'thinwire\[flower\]'"):
-        host.check_host()
+        flwr_names.check_host()
 
 
 @pytest.mark.parametrize("found", ["1.41.0", "1.43.0", "1.4.2"])
@@ -32,7 +32,7 @@ def test_another_version_is_refused(monkeypatch: pytest.MonkeyPatch, found: str)
 
 def test_flower_has_what_the_seam_relies_on() -> None:
     pytest.importorskip("flwr", reason=REASON)
-    host.check_host()
+    flwr_names.check_host()
 
 
 @pytest.mark.parametrize(
@@ -51,4 +51,4 @@ def test_a_change_of_flower_is_told(
     pytest.importorskip("flwr", reason=REASON)
     monkeypatch.setattr(name, value)
     with pytest.raises(InputError, match=words):
-        host.check_host()
+        flwr_names.check_host()

@@ -8,10 +8,10 @@ import pytest
 from typer.testing import CliRunner
 
 from thinwire.cli.app import app
-from thinwire.cli.demo import FEDERATED_DEMO
 from thinwire.runs.data import debian, images
+from thinwire.uses.federated.commands.demo import FEDERATED_DEMO
 from thinwire.uses.federated.recipes import parse_federated_recipe
-from thinwire.uses.federated.run.devices import load_fleet
+from thinwire.uses.federated.run.fleet import load_fleet
 from thinwire.uses.federated.run.options import FederatedConfig
 
 

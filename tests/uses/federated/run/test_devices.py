@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from thinwire.links.profile import Profile
 from thinwire.types import InputError
-from thinwire.uses.federated.run.devices import load_fleet, parse_fleet
-from thinwire.uses.federated.run.fleet import Availability, Fleet, VirtualDevice
+from thinwire.uses.federated.run.fleet import Availability, Fleet, VirtualDevice, load_fleet, parse_fleet
 
 FILE = """
 server = "10mbit,20ms"

@@ -21,22 +21,31 @@ from thinwire.links.hub.spoke import Spoke
 from thinwire.links.hub.station import EventKind
 from thinwire.types import InputError, LinkError, ThinwireError
 from thinwire.uses.federated.aggregation import FedAsync, FedBuff, Periodic, Rule, Synchronous
-from thinwire.uses.federated.choosing.device import Assignment, Device, Situation
+from thinwire.uses.federated.choosing.client_profile import Assignment, Device, Situation
 from thinwire.uses.federated.client import Client
-from thinwire.uses.federated.conductor import Made
+from thinwire.uses.federated.client_scheduler import Made
 from thinwire.uses.federated.download import DeltaDownload, Download, FullDownload
 from thinwire.uses.federated.journal import WitnessedServer, replay
+from thinwire.uses.federated.local_training import Samples
 from thinwire.uses.federated.message import Update, Version
-from thinwire.uses.federated.remote.door import PROBE_SIZE, PROBES
-from thinwire.uses.federated.remote.guest import SIZE as UP
-from thinwire.uses.federated.remote.guest import Guest
-from thinwire.uses.federated.remote.host import SIZE as DOWN
-from thinwire.uses.federated.remote.host import Host
-from thinwire.uses.federated.remote.pieces import WINDOW, Piece, Receiving, Sending
-from thinwire.uses.federated.remote.words import PROTOCOL, Word, pack, values_of, whole
+from thinwire.uses.federated.parameters import Parameters
+from thinwire.uses.federated.remote.control_messages import (
+    PROTOCOL,
+    WINDOW,
+    Piece,
+    Receiving,
+    Sending,
+    Word,
+    pack,
+    values_of,
+    whole,
+)
+from thinwire.uses.federated.remote.handshake import PROBE_SIZE, PROBES
+from thinwire.uses.federated.remote.remote_client import SIZE as UP
+from thinwire.uses.federated.remote.remote_client import Guest
+from thinwire.uses.federated.remote.remote_server import SIZE as DOWN
+from thinwire.uses.federated.remote.remote_server import Host
 from thinwire.uses.federated.residuals import Residuals
-from thinwire.uses.federated.row import Parameters
-from thinwire.uses.federated.samples import Samples
 from thinwire.uses.federated.server import Server
 from thinwire.uses.following.run.gate import Gate
 

@@ -12,15 +12,15 @@ from thinwire.codecs import Codec, Raw, TopK
 from thinwire.links.profile import Profile
 from thinwire.types import LinkError
 from thinwire.uses.federated.aggregation import FedAsync, FedBuff, Periodic, Rule, Synchronous
-from thinwire.uses.federated.choosing.device import Assignment, Device, Situation
-from thinwire.uses.federated.conductor import Made
-from thinwire.uses.federated.rates import Decay
+from thinwire.uses.federated.choosing.client_profile import Assignment, Device, Situation
+from thinwire.uses.federated.client_scheduler import Made
+from thinwire.uses.federated.local_training import Decay
 from thinwire.uses.federated.residuals import Residuals
+from thinwire.uses.federated.run.datasets import Dataset
+from thinwire.uses.federated.run.federated_setup import Setup
 from thinwire.uses.federated.run.fleet import Availability, Fleet, VirtualDevice
 from thinwire.uses.federated.run.options import FederatedConfig
-from thinwire.uses.federated.run.setup import Setup
-from thinwire.uses.federated.run.simulate import Simulation
-from thinwire.uses.federated.run.tasks import Dataset
+from thinwire.uses.federated.run.simulation import Simulation
 from thinwire.uses.federated.run.trainer import Here
 from thinwire.uses.federated.server import Server
 

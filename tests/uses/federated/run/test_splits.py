@@ -10,8 +10,8 @@ from hypothesis import strategies as st
 from samples import toy
 
 from thinwire.types import InputError
-from thinwire.uses.federated.run.splits import Split, counts
-from thinwire.uses.federated.run.tasks import Dataset
+from thinwire.uses.federated.run.datasets import Dataset
+from thinwire.uses.federated.run.partitioner import Split, counts
 
 TEXTS = ["iid", "skew:100", "dirichlet:0.3", "dirichlet:0.5+skew:100", "classes:2", "classes:3+skew:10"]
 

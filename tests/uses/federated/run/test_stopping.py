@@ -11,11 +11,10 @@ from each import each
 
 from thinwire.runs.records.schema import RecipeText
 from thinwire.types import InputError
-from thinwire.uses.federated.run import setup
-from thinwire.uses.federated.run.machines import ServeConfig
-from thinwire.uses.federated.run.options import MOST_ROUNDS, ROUNDS, FederatedConfig
+from thinwire.uses.federated.run import federated_setup
+from thinwire.uses.federated.run.comparison import run_all
+from thinwire.uses.federated.run.options import MOST_ROUNDS, ROUNDS, FederatedConfig, ServeConfig
 from thinwire.uses.federated.run.record import FederatedRecord
-from thinwire.uses.federated.run.run import run_all
 from thinwire.uses.kinds import load_run
 
 HELD_OUT, LOOKED_AT = 300, 30
@@ -43,7 +42,7 @@ def run(data: Path, out: Path, **options: Any) -> Any:
 def test_a_target_is_reached_by_all_held_out_samples(
     until: float, data: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(setup, "LOOKED_AT", LOOKED_AT)
+    monkeypatch.setattr(federated_setup, "LOOKED_AT", LOOKED_AT)
     record = run(data, tmp_path, until=until, rounds=8)
     last = record.accuracy.curve[-1]
     if record.target is None:

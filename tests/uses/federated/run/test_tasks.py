@@ -16,8 +16,8 @@ from samples import spoken, write_archive
 
 from thinwire.runs.data import images
 from thinwire.types import InputError, MissingExtra
-from thinwire.uses.federated.run.joining import own_samples
-from thinwire.uses.federated.run.tasks import Dataset, load_dataset
+from thinwire.uses.federated.run.client_program import own_samples
+from thinwire.uses.federated.run.datasets import Dataset, load_dataset
 
 
 def check(data: Dataset) -> None:

@@ -9,10 +9,10 @@ import torch
 from each import each
 
 from thinwire.types import ThinwireError
-from thinwire.uses.federated.run import joining
-from thinwire.uses.federated.run.joining import make_client
-from thinwire.uses.federated.run.machines import JoinConfig
-from thinwire.uses.federated.run.tasks import Dataset
+from thinwire.uses.federated.run import client_program
+from thinwire.uses.federated.run.client_program import make_client
+from thinwire.uses.federated.run.datasets import Dataset
+from thinwire.uses.federated.run.options import JoinConfig
 
 X, Y = torch.randn(12, 1, 8, 8), torch.arange(12) % 3
 DATA = Dataset("toy", X, Y, X, Y, classes=3)
@@ -53,7 +53,7 @@ def test_terms_out_of_bounds_are_refused_before_a_model_is_made(
     hostile: tuple[dict[str, Any], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     odd, said = hostile
-    monkeypatch.setattr(joining, "build_model", None)  # which the first one would call
+    monkeypatch.setattr(client_program, "build_model", None)  # which the first one would call
     with pytest.raises(ThinwireError) as error:
         make_client(JoinConfig(), GOOD | odd, DATA)
     text = str(error.value)

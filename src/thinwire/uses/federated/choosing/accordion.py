@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from thinwire.codecs import Codec, Raw, TopK
 from thinwire.spec import Spec
 from thinwire.types import InputError, require
-from thinwire.uses.federated.choosing.device import Assignment, Device, Situation
+from thinwire.uses.federated.choosing.client_profile import Assignment, Device, Situation
 
 
 def relative_change(norms: Sequence[float], version: int, every: int) -> float:

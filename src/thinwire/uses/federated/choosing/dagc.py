@@ -14,8 +14,7 @@ from dataclasses import dataclass
 from thinwire.codecs import Codec, HardThreshold, Raw, TopK
 from thinwire.spec import Spec
 from thinwire.types import InputError, require
-from thinwire.uses.federated.choosing.device import Assignment, Device, Situation
-from thinwire.uses.federated.choosing.shares import data_shares, short
+from thinwire.uses.federated.choosing.client_profile import Assignment, Device, Situation, data_shares, short
 
 EXPONENT = 2 / 3  # of the share of the data
 

@@ -11,15 +11,17 @@ from functools import lru_cache
 from typing import TypeVar
 
 import numpy as np
+from numpy.typing import NDArray
 
 from thinwire.codecs import Codec, Raw, TopK
 from thinwire.spec import Spec
 from thinwire.types import InputError, require
-from thinwire.uses.federated.choosing.cost import FULL, Floats
-from thinwire.uses.federated.choosing.device import Assignment, Device, Situation
+from thinwire.uses.federated.choosing.client_profile import Assignment, Device, Situation
 
+Floats = NDArray[np.float64]
 Numbers = TypeVar("Numbers", float, Floats)
 HUNDREDTH = 0.01
+FULL = 4.0  # bytes a value of a whole model: fp32
 
 
 def phi(steps: Numbers, ratio: Numbers, seconds: Numbers, period: float, power: float = 0.5) -> Numbers:

@@ -13,8 +13,7 @@ from types import MappingProxyType
 from thinwire.codecs import Codec, HardThreshold, Raw
 from thinwire.spec import Spec
 from thinwire.types import InputError, require
-from thinwire.uses.federated.choosing.device import Assignment, Device, Situation
-from thinwire.uses.federated.choosing.shares import short
+from thinwire.uses.federated.choosing.client_profile import Assignment, Device, Situation, short
 
 
 def paper_scale(alpha: float, rate: float, first: float, last: float) -> float:

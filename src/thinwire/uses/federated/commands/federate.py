@@ -23,8 +23,8 @@ from thinwire.uses.federated.run.options import FederatedConfig
 from thinwire.uses.kinds import finish, load_run, load_runs
 
 if TYPE_CHECKING:
-    from thinwire.uses.federated.conductor import Made
-    from thinwire.uses.federated.run.virtual import Outcome
+    from thinwire.uses.federated.client_scheduler import Made
+    from thinwire.uses.federated.run.comparison import Outcome
 
 Methods = Annotated[
     list[str],
@@ -56,7 +56,7 @@ def run(config: FederatedConfig, real: str = "", rounds: int | None = None) -> N
     the first method that failed, once all have run; ``ThinwireError`` where processes came to other weights.
     """
     # After the checks: a wrong option is refused before torch is even imported.
-    from thinwire.uses.federated.run.run import Comparison, raise_failure
+    from thinwire.uses.federated.run.comparison import Comparison, raise_failure
 
     fetch_needs(config.data, quiet=config.quiet or config.json)
     out = Path(config.out)
@@ -82,7 +82,7 @@ def run(config: FederatedConfig, real: str = "", rounds: int | None = None) -> N
 
 def _deploy(config: FederatedConfig, name: str, rounds: int | None, outcomes: list[Outcome]) -> int | None:
     """Run a method in real processes, and add what came of it to its record; return which one that is."""
-    from thinwire.uses.federated.run.deploy import deploy_as
+    from thinwire.uses.federated.run.deployment import deploy_as
 
     for place, outcome in enumerate(outcomes):
         if outcome.name == name and outcome.error is None:

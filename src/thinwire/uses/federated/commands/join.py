@@ -10,7 +10,7 @@ from thinwire.runs.machine.interrupts import stopped_by_signals
 from thinwire.runs.terminal.needs import fetch_needs
 from thinwire.runs.terminal.options import with_config
 from thinwire.runs.terminal.output import tell
-from thinwire.uses.federated.run.machines import JoinConfig
+from thinwire.uses.federated.run.options import JoinConfig
 
 Server = Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where the server listens.")]
 
@@ -28,7 +28,7 @@ def federate_join(address: Server, given: dict[str, Any]) -> None:
     thinwire federate-join localhost:7300 --data digits --part 0/3
     """
     config = JoinConfig.from_dict(given | {"address": address})
-    from thinwire.uses.federated.run.joining import join
+    from thinwire.uses.federated.run.client_program import join
 
     fetch_needs(config.data, quiet=config.quiet)
     with stopped_by_signals():

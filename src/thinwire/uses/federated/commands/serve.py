@@ -16,13 +16,12 @@ from thinwire.runs.terminal.needs import fetch_needs
 from thinwire.runs.terminal.options import with_config
 from thinwire.runs.terminal.output import tell
 from thinwire.runs.terminal.places import reached_at
-from thinwire.uses.federated.run.machines import ServeConfig
-from thinwire.uses.federated.run.options import ROUNDS
+from thinwire.uses.federated.run.options import ROUNDS, ServeConfig
 from thinwire.uses.kinds import finish, load_run, load_runs
 
 if TYPE_CHECKING:
     from thinwire.links.hub.hub import Hub
-    from thinwire.uses.federated.conductor import Made
+    from thinwire.uses.federated.client_scheduler import Made
 
 Method = Annotated[
     str | None,
@@ -54,7 +53,7 @@ def federate_serve(given: dict[str, Any], method: Method = None) -> None:
     """
     config = ServeConfig.from_dict(given | ({"methods": shlex.join([method])} if method else {}))
     # After the checks: a wrong option is refused before torch is even imported.
-    from thinwire.uses.federated.run.serving import Serving
+    from thinwire.uses.federated.run.server_program import Serving
 
     fetch_needs(config.data, quiet=config.quiet or config.json)
     out = Path(config.out)

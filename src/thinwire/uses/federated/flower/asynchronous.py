@@ -9,14 +9,13 @@ from typing import Any
 
 from thinwire.types import InputError, LinkError, ThinwireError, require
 from thinwire.uses.federated.aggregation import Arrival, Federation
-from thinwire.uses.federated.choosing.device import FederatedPolicy
-from thinwire.uses.federated.flower import host
+from thinwire.uses.federated.choosing.client_profile import FederatedPolicy
+from thinwire.uses.federated.flower import flwr_names
 from thinwire.uses.federated.flower.nodes import Devices, Nodes, alike
 from thinwire.uses.federated.flower.records import WHOLE, Layout
-from thinwire.uses.federated.intake import Receipt, Refusal
-from thinwire.uses.federated.method import Method
-from thinwire.uses.federated.rates import Decay
-from thinwire.uses.federated.server import Server
+from thinwire.uses.federated.local_training import Decay
+from thinwire.uses.federated.recipes import Method
+from thinwire.uses.federated.server import Receipt, Refusal, Server
 
 LOOK = 1.0  # seconds between two looks at which nodes there are
 TRIES = 2  # errors in a row after which a node is asked no more
@@ -32,7 +31,7 @@ class Asynchronous:
     names are like one of ``whole`` travel as they are, and a version has the mean of those that it was made
     of, by samples; of other types it has the newest.
 
-    >>> from thinwire.uses.federated.choosing.fixed import Fixed
+    >>> from thinwire.uses.federated.choosing.client_profile import Fixed
     >>> Asynchronous(Method(), Fixed(5))
     Traceback (most recent call last):
     ...
@@ -68,12 +67,12 @@ class Asynchronous:
         Errors: ``LinkError`` naming the nodes where nobody answers in time; ``ThinwireError`` with the last
         reason where no node is left that does not fail.
         """
-        host.check_host()
+        flwr_names.check_host()
         layout = Layout.of(initial_arrays, self.whole)
         row = layout.row(initial_arrays, "the model")
         server = Server(row, self.method.rule, self.policy, self.method.download, self.rates)
         nodes = Nodes(server, layout, self.method.feedback, self.weighted_by, self.device)
-        content = {"arrays": initial_arrays, "config": config or host.app().ConfigRecord()}
+        content = {"arrays": initial_arrays, "config": config or flwr_names.app().ConfigRecord()}
         run = Run(
             grid, nodes, layout.rest(initial_arrays), content, timeout, made or (lambda number, arrays: None)
         )
@@ -141,9 +140,10 @@ class Run:
         self._send(sorted(set(known) - busy - self._failing))
 
     def _send(self, idle: list[int]) -> None:
-        flwr, until = host.app(), time.monotonic() + self.timeout
+        flwr, until = flwr_names.app(), time.monotonic() + self.timeout
         messages = [
-            flwr.Message(flwr.RecordDict(self.content), node, host.TRAIN, ttl=self.timeout) for node in idle
+            flwr.Message(flwr.RecordDict(self.content), node, flwr_names.TRAIN, ttl=self.timeout)
+            for node in idle
         ]
         numbers = self.grid.push_messages([self.nodes.fill(m) for m in messages]) if idle else []
         # What was not sent has no number, or there are none at all; the next look asks again.
@@ -180,13 +180,13 @@ class Run:
                 arrivals = [Arrival(r.client, r.sequence, n, r.staleness) for r, n, _ in found]
                 share = min(1.0, sum(rule.shares(arrivals, Federation(1, 1))))
                 mean = (1 - share) * before.numpy() + share * mean
-            self.rest[name] = host.app().Array(mean.astype(before.dtype))
+            self.rest[name] = flwr_names.app().Array(mean.astype(before.dtype))
         if self.rest:
             self.content = {**self.content, "arrays": self.arrays}
         self.made(number, self.arrays)
 
     def _fail(self, node: int, reply: Any, reason: str) -> None:
-        if reply.has_error() and host.is_gone(reply.error.code):
+        if reply.has_error() and flwr_names.is_gone(reply.error.code):
             self.server.leave(self.nodes.ids[node])
             return
         self._failures[node] = self._failures.get(node, 0) + 1

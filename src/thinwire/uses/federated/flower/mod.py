@@ -12,13 +12,12 @@ from torch import Tensor
 from thinwire.channels.memory import ErrorFeedback, NoMemory
 from thinwire.channels.references import under
 from thinwire.types import DesyncError, PayloadError, ThinwireError, require
-from thinwire.uses.federated.flower import host
-from thinwire.uses.federated.flower.plan import CLIPPED, UPDATE, Plan
-from thinwire.uses.federated.flower.records import Layout, only, payload, replaced
+from thinwire.uses.federated.flower import flwr_names
+from thinwire.uses.federated.flower.records import CLIPPED, UPDATE, Layout, Plan, only, payload, replaced
 from thinwire.uses.federated.message import Update
 from thinwire.uses.federated.model_copy import ModelCopy
+from thinwire.uses.federated.parameters import unpack_row
 from thinwire.uses.federated.residuals import Residuals
-from thinwire.uses.federated.row import unpack_row
 
 STATE = "thinwire"  # the record in context.state
 MODEL, RESIDUALS = "model.", "residuals."  # what its arrays' names begin with
@@ -42,7 +41,7 @@ def compression_mod(message: Any, context: Any, call_next: Callable[[Any, Any], 
         plan = Plan.find(message.content)
         return call_next(message, context) if plan is None else _turn(plan, message, context, call_next)
     except ThinwireError as e:
-        return host.failed(message, str(e))
+        return flwr_names.failed(message, str(e))
 
 
 def _turn(plan: Plan, message: Any, context: Any, call_next: Callable[[Any, Any], Any]) -> Any:
@@ -56,14 +55,18 @@ def _turn(plan: Plan, message: Any, context: Any, call_next: Callable[[Any, Any]
     key, arrays = only(reply.content.array_records, "array", "the reply")
     change = start - layout.row(arrays, "the reply")
     update = node.answer(plan, change, _samples(reply.content, plan.weighted_by), _limit(message.content))
-    coded = host.app().ArrayRecord({**layout.rest(arrays), UPDATE: payload(update.pack())})
+    coded = flwr_names.app().ArrayRecord({**layout.rest(arrays), UPDATE: payload(update.pack())})
     reply.content = replaced(reply.content, {key: coded})
     return reply
 
 
 def _limit(content: Any) -> float:
     """Return the norm that what is sent may have."""
-    found = [config[host.CLIPPING] for config in content.config_records.values() if host.CLIPPING in config]
+    found = [
+        config[flwr_names.CLIPPING]
+        for config in content.config_records.values()
+        if flwr_names.CLIPPING in config
+    ]
     return float(found[0]) if found else math.inf
 
 
@@ -87,7 +90,7 @@ class Node:
 
     def _keep(self, prefix: str, tensors: dict[str, Tensor]) -> None:
         """Keep these tensors in place of those under ``prefix``."""
-        flwr = host.app()
+        flwr = flwr_names.app()
         others = {n: array for n, array in self._arrays.items() if not n.startswith(prefix)}
         new = {f"{prefix}{n}": flwr.Array(x.contiguous().numpy()) for n, x in tensors.items()}
         self._arrays = others | new

@@ -8,13 +8,11 @@ from dataclasses import replace
 from typing import Any
 
 from thinwire.types import InputError, PayloadError, require
-from thinwire.uses.federated.choosing.device import Device
-from thinwire.uses.federated.flower import host
-from thinwire.uses.federated.flower.plan import CLIPPED, UPDATE, Plan
-from thinwire.uses.federated.flower.records import Layout, only
-from thinwire.uses.federated.intake import Receipt, Refusal
+from thinwire.uses.federated.choosing.client_profile import Device
+from thinwire.uses.federated.flower import flwr_names
+from thinwire.uses.federated.flower.records import CLIPPED, UPDATE, Layout, Plan, only
 from thinwire.uses.federated.message import Form, Held, Update
-from thinwire.uses.federated.server import Server
+from thinwire.uses.federated.server import Receipt, Refusal, Server
 
 Devices = Callable[[int], Device]
 NO_UPDATE = "it has no update; let compression_mod be the app's first mod"
@@ -55,7 +53,7 @@ class Nodes:
 
     def fill(self, message: Any) -> Any:
         """Return the message with the newest version for its node, in place of the arrays."""
-        clipped = any(host.CLIPPING in config for config in message.content.config_records.values())
+        clipped = any(flwr_names.CLIPPING in config for config in message.content.config_records.values())
         require(not (clipped and self._feedback), InputError, CLIPPED)
         client = self.join(message.metadata.dst_node_id)
         version = self.server.issue(client, self._held.pop(client, None))

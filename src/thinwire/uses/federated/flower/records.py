@@ -1,9 +1,10 @@
-"""A model as Flower has it, an ``ArrayRecord`` of named arrays, and as we have it, one row of float32."""
+"""What crosses inside Flower: a model as an ``ArrayRecord`` and as our row of float32; plans for nodes."""
 
 from __future__ import annotations
 
 import json
 import math
+import struct
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
@@ -13,17 +14,26 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thinwire.codecs import parse_codec
 from thinwire.types import WRONG_VALUES, InputError, PayloadError, require
-from thinwire.uses.federated.flower import host
+from thinwire.uses.federated.flower import flwr_names
+from thinwire.uses.federated.message import Form, Version
 
 FLOAT32, BYTES = "float32", "thinwire"  # the dtype of what is compressed; the stype of payloads
 WHOLE = ("*running_mean", "*running_var", "*moving_mean", "*moving_var*")  # as normalisations keep them
 Shape = tuple[int, ...]
+PREFIX = "thinwire."
+UPDATE = f"{PREFIX}update"  # the name of a reply's payload
+CLIPPED = (
+    "the strategy clips what a client sends, and feedback would add to it what earlier updates left, beyond "
+    "the clipping norm; give feedback=False"
+)
+NUMBERS = ("number", "sequence", "confirmed", "check", "form", "steps", "rate")
 
 
 def payload(data: bytes | memoryview) -> Any:
     """Return bytes as an ``Array`` of uint8."""
-    return host.app().Array(dtype="uint8", shape=(len(data),), stype=BYTES, data=bytes(data))
+    return flwr_names.app().Array(dtype="uint8", shape=(len(data),), stype=BYTES, data=bytes(data))
 
 
 def only(records: Mapping[str, Any], what: str, whose: str) -> tuple[str, Any]:
@@ -36,7 +46,7 @@ def only(records: Mapping[str, Any], what: str, whose: str) -> tuple[str, Any]:
 
 def replaced(content: Any, records: Mapping[str, Any]) -> Any:
     """Return a ``RecordDict`` like ``content`` but for these records; others are shared, not copied."""
-    return host.app().RecordDict({**content, **records})
+    return flwr_names.app().RecordDict({**content, **records})
 
 
 @dataclass(frozen=True)
@@ -86,7 +96,7 @@ class Layout:
 
     def record(self, row: Tensor, rest: Mapping[str, Any]) -> Any:
         """Return the ``ArrayRecord`` of a row [1, values] and the arrays beside it."""
-        flwr, at, found = host.app(), 0, {}
+        flwr, at, found = flwr_names.app(), 0, {}
         values = row.reshape(-1).numpy()
         for name, shape, coded in self.arrays:
             if not coded:
@@ -109,3 +119,57 @@ class Layout:
         except WRONG_VALUES as e:
             raise PayloadError(f"a layout that does not read: {text[:80]!r}") from e
         return cls(tuple(found))
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A version for a node. ``layout`` is left out where the node holds it already.
+
+    ``client``: the node's id at the server; ``feedback``: whether what is not sent goes with the next update;
+    ``weighted_by``: the metric that says how many samples a node has.
+    """
+
+    version: Version
+    client: int
+    feedback: bool
+    weighted_by: str
+    layout: Layout | None
+
+    def put(self, content: Any, rest: dict[str, Any]) -> Any:
+        """Return the ``RecordDict`` that asks as ``content`` does, with the version in place of arrays."""
+        flwr, version = flwr_names.app(), self.version
+        values: dict[str, Any] = {name: getattr(version, name) for name in NUMBERS}
+        values |= {"form": int(version.form), "codec": repr(version.codec), "packets": len(version.packets)}
+        values |= {"client": self.client, "feedback": self.feedback, "weighted-by": self.weighted_by}
+        if self.layout is not None:
+            values["layout"] = self.layout.pack()
+        key, _ = only(content.array_records, "array", "a message of the strategy")
+        name, config = only(content.config_records, "config", "a message of the strategy")
+        arrays = {f"{PREFIX}{i}": payload(p) for i, p in enumerate(version.packets)}
+        config = flwr.ConfigRecord({**config, **{f"{PREFIX}{n}": v for n, v in values.items()}})
+        return replaced(content, {key: flwr.ArrayRecord({**rest, **arrays}), name: config})
+
+    @classmethod
+    def find(cls, content: Any) -> Plan | None:
+        """Return the plan in what a node was sent; None where there is none.
+
+        Errors: ``PayloadError`` for a plan that makes no sense.
+        """
+        planned = [c for c in content.config_records.values() if f"{PREFIX}number" in c]
+        if not planned:
+            return None
+        _, arrays = only(content.array_records, "array", "a message with a plan")
+        given = {n.removeprefix(PREFIX): v for n, v in planned[0].items() if n.startswith(PREFIX)}
+        try:
+            return cls._read(given, [arrays[f"{PREFIX}{i}"].data for i in range(given["packets"])])
+        except (*WRONG_VALUES, struct.error) as e:
+            raise PayloadError(f"a plan that does not read: {type(e).__name__}: {e}") from e
+
+    @classmethod
+    def _read(cls, given: dict[str, Any], packets: list[bytes]) -> Plan:
+        number, sequence, confirmed, check, form, steps, rate = (given[name] for name in NUMBERS)
+        codec, form = parse_codec(given["codec"]), Form(form)
+        made = Version(number, sequence, confirmed, check, form, tuple(packets), steps, rate, codec)
+        layout = Layout.unpack(given["layout"]) if "layout" in given else None
+        version = Version.unpack(made.pack())  # which checks it
+        return cls(version, int(given["client"]), bool(given["feedback"]), str(given["weighted-by"]), layout)

@@ -2,22 +2,24 @@
 
 from __future__ import annotations
 
+import time
+from collections import Counter
 from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from thinwire.types import InputError, require
 from thinwire.uses.federated.aggregation import Periodic
-from thinwire.uses.federated.choosing.device import FederatedPolicy
+from thinwire.uses.federated.choosing.client_profile import FederatedPolicy
+from thinwire.uses.federated.client_scheduler import REST
 from thinwire.uses.federated.download import Download
-from thinwire.uses.federated.flower import host
-from thinwire.uses.federated.flower.absent import Absent, QuorumGrid
+from thinwire.uses.federated.flower import flwr_names
 from thinwire.uses.federated.flower.nodes import Devices, Nodes, alike
 from thinwire.uses.federated.flower.records import WHOLE, Layout, only, replaced
-from thinwire.uses.federated.intake import Receipt, Refusal
-from thinwire.uses.federated.rates import Decay
-from thinwire.uses.federated.server import Server
+from thinwire.uses.federated.local_training import Decay
+from thinwire.uses.federated.server import Receipt, Refusal, Server
 
 RULE = Periodic()  # nothing is due by itself: the strategy ends its rounds
 
@@ -33,7 +35,7 @@ class Compressed:
     than by gradient steps. A node that does not answer is left out of the next round, then of three, of
     seven. Once a share ``quorum`` of the messages is answered, the others have as long again as that took.
 
-    >>> from thinwire.uses.federated.choosing.fixed import Fixed
+    >>> from thinwire.uses.federated.choosing.client_profile import Fixed
     >>> Compressed(strategy=None, policy=Fixed(5)).refused
     []
     """
@@ -58,7 +60,7 @@ class Compressed:
 
     def start(self, grid: Any, initial_arrays: Any, *args: Any, **options: Any) -> Any:
         """Run the wrapped strategy's own ``start``, from ``initial_arrays``, with this one in its place."""
-        host.check_host()
+        flwr_names.check_host()
         patient = QuorumGrid(grid, self._quorum) if self._quorum < 1 else grid
         return type(self.strategy).start(self, patient, initial_arrays, *args, **options)
 
@@ -145,3 +147,62 @@ class Compressed:
 def _node(reply: Any) -> int:
     """Return which node replied; errors may be of the server itself."""
     return int(reply.metadata.src_node_id)
+
+
+@dataclass
+class Absent:
+    """Leave a node that did not answer out of the next round, then of three, of seven, and so on."""
+
+    _asked: set[int] = field(default_factory=set)
+    _missed: Counter[int] = field(default_factory=Counter)  # messages in a row
+    _until: dict[int, int] = field(default_factory=dict)  # the round in which a node is asked again
+
+    def ask(self, number: int, messages: Iterable[Any]) -> list[Any]:
+        """Return the messages of a round to those who are not left out; all, where nobody else is there."""
+        every = list(messages)
+        some = [m for m in every if self._until.get(m.metadata.dst_node_id, 0) <= number] or every
+        self._asked = {m.metadata.dst_node_id for m in some}
+        return some
+
+    def heard(self, number: int, replies: Iterable[Any]) -> None:
+        """Note who answered the messages of a round, and who did not."""
+        came = {
+            int(r.metadata.src_node_id)
+            for r in replies
+            if not (r.has_error() and flwr_names.is_gone(r.error.code))
+        }
+        for node in self._asked & came:
+            self._missed.pop(node, None)
+        for node in self._asked - came:
+            self._missed[node] = min(REST, self._missed[node] + 1)
+            self._until[node] = number + (1 << self._missed[node])
+        self._asked = set()
+
+
+class QuorumGrid:
+    """A grid that waits for a share of the replies, and for the others as long again as these took."""
+
+    def __init__(self, grid: Any, quorum: float, poll: float = 0.1) -> None:
+        self._grid, self._quorum, self._poll = grid, quorum, poll
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._grid, name)
+
+    def send_and_receive(self, messages: Iterable[Any], *, timeout: float | None = None) -> list[Any]:
+        """Send messages; return the replies that came in time, at latest after ``timeout`` seconds."""
+        began = time.monotonic()
+        left = {number for number in self._grid.push_messages(list(messages)) if number}
+        many, replies, until = len(left), list[Any](), began + timeout if timeout is not None else None
+        while left:
+            found = list(self._grid.pull_messages(list(left)))
+            left -= {reply.metadata.reply_to_message_id for reply in found}
+            replies += found
+            now = time.monotonic()
+            if found and left and len(replies) >= self._quorum * many:
+                soon = 2 * now - began
+                until = soon if until is None else min(until, soon)
+            if until is not None and now >= until:
+                break
+            if left and not found:
+                time.sleep(self._poll)
+        return replies

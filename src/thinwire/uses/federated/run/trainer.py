@@ -1,7 +1,8 @@
 """Who computes the local steps: this process, or several others, which come to the same bits.
 
-A worker is told weights and a turn, and answers with the difference. Nothing is pickled: both are a small
-head and float32 values. It ends with its starter; a ``ProcessPoolExecutor``'s outlives one that is killed.
+A worker, ``python -m thinwire.uses.federated.run.trainer CONFIG SEED``, reads weights and a turn on stdin and
+answers with the difference on stdout, until stdin closes. Nothing is pickled: both are a small head and
+float32 values. It ends with its starter; a ``ProcessPoolExecutor``'s outlives one that is killed.
 """
 
 from __future__ import annotations
@@ -19,27 +20,17 @@ from typing import IO, Any, Protocol
 import torch
 from torch import Tensor
 
-from thinwire.heads import F64, U64, Head
 from thinwire.runs.machine.processor import cores, resident_peak
 from thinwire.types import ThinwireError, require
+from thinwire.uses.federated.local_training import TrainingError
+from thinwire.uses.federated.run.federated_setup import Setup, Turn
 from thinwire.uses.federated.run.options import FederatedConfig
-from thinwire.uses.federated.training import TrainingError
 
-WORKER = "thinwire.uses.federated.run.worker"
+WORKER = "thinwire.uses.federated.run.trainer"
 ANSWER = struct.Struct("<BQ")  # whether it failed, bytes that follow
 PATIENCE = 3.0  # seconds for the turns of a run that is over
 Change = Callable[[], Tensor]  # waits for a turn's difference, [1, N]
 Worker = subprocess.Popen[bytes]
-
-
-class Turn(Head):
-    """What one client is to compute."""
-
-    client: U64
-    sequence: U64
-    version: U64
-    steps: U64
-    rate: F64
 
 
 class Trainer(Protocol):
@@ -198,3 +189,33 @@ def read_exactly(stream: IO[bytes], nbytes: int) -> bytes:
 def row_of(data: bytes) -> Tensor:
     """Return the row [1, N] of float32 bytes."""
     return torch.frombuffer(bytearray(data), dtype=torch.float32).view(1, -1)
+
+
+def main(text: str, seed: str) -> None:
+    """Answer turns until nobody asks any more."""
+    asked, answers = os.fdopen(os.dup(0), "rb"), os.fdopen(os.dup(1), "wb")
+    os.dup2(2, 1)  # what libraries print must not get between the answers
+    torch.set_num_threads(1)
+    setup = Setup.of(FederatedConfig.from_json(text), int(seed))
+    while True:
+        try:
+            turn = Turn.unpack(read_exactly(asked, Turn.FORM.size))
+            weights = row_of(read_exactly(asked, 4 * setup.values))
+        except EOFError:
+            return
+        _answer(answers, setup, turn, weights)
+
+
+def _answer(answers: IO[bytes], setup: Setup, turn: Turn, weights: Tensor) -> None:
+    try:
+        change = setup.compute(turn, weights)
+    except ThinwireError as e:
+        text = str(e).encode()
+        answers.write(ANSWER.pack(1, len(text)) + text)
+        answers.flush()
+        return
+    send_row(answers, ANSWER.pack(0, 4 * change.numel()), change)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,22 +1,33 @@
-"""The door of a host: who asks what is to be done, how fast its way is, and as which client it comes in."""
+"""How a client comes in: it asks, its way is timed, and it says hello; what a server knows of it then."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 from typing import Any
 
 from thinwire.links.hub.hub import Hub
 from thinwire.types import InputError, PayloadError, require
-from thinwire.uses.federated.remote.pieces import Piece, Receiving
-from thinwire.uses.federated.remote.seat import Hello, Seat
-from thinwire.uses.federated.remote.words import PROTOCOL, Word, pack, whole
-from thinwire.uses.federated.signature import Signature
+from thinwire.uses.federated.choosing.client_profile import Device
+from thinwire.uses.federated.message import Held, Version
+from thinwire.uses.federated.parameters import Signature
+from thinwire.uses.federated.remote.control_messages import (
+    PROTOCOL,
+    Piece,
+    Receiving,
+    Sending,
+    Word,
+    pack,
+    positive,
+    whole,
+)
 
 PROBES, PROBE_SIZE = 4, 3900  # messages that are timed at the start, and bytes of each
 HERE_ALREADY = (
     "client {} is here already; give another number, or none; if this one was that before, try again in 10 s"
 )
+CHANGED = 1.25  # a speed that differs by this factor is another one: assignments are made again
 
 
 class Door:
@@ -105,3 +116,66 @@ class Door:
         there = set(self._hub.peers)
         promised = {c for p, c in self._promised.items() if p != peer and p in there}
         return promised | {c for c, seat in self._seats.items() if seat.there and seat.peer != peer}
+
+
+@dataclass
+class Seat:
+    """One client, as it said last, and its turn. ``peer``: the hub's name of its connection."""
+
+    client: int
+    peer: bytes
+    device: Device
+    held: Held | None = None
+    after: int = 0  # sequence number of its last update
+    there: bool = True  # connected, and willing
+    moved: float = 0.0  # when its turn went on last, monotonic seconds
+    version: Version | None = None  # under way: given, and not answered yet
+    down: Sending | None = None
+    up: Receiving | None = None
+
+    @property
+    def sequence(self) -> int:
+        """The number of the update that is to come; 0 for none."""
+        return self.version.sequence if self.version is not None else 0
+
+    def end_turn(self) -> None:
+        """Nothing is under way any more."""
+        self.version = self.down = self.up = None
+
+
+@dataclass(frozen=True)
+class Hello:
+    """How a client says that it is there, and where it stands."""
+
+    client: int
+    device: Device
+    held: Held | None
+    after: int
+    trained: int  # the sequence number of the version that is here whole
+    partial: int  # of the one of which ``have`` bytes are here
+    have: int
+
+    @classmethod
+    def of(cls, values: dict[str, Any], up: float) -> Hello:
+        """Read one; ``up``: bytes/s at which its probe came. Errors: ``PayloadError``."""
+        client, samples = whole(values, "client"), whole(values, "samples")
+        require(samples > 0, PayloadError, f"client {client} has no samples; give it some data")
+        step, down, delay = (positive(values, name) for name in ("step_seconds", "down", "delay"))
+        timed = step < math.inf and delay < math.inf
+        require(timed, PayloadError, f"client {client} does not say how long a step and the way take")
+        device = Device(client, step, samples, up, down, delay)
+        held = values.get("held")
+        pair = isinstance(held, list) and len(held) == 2 and all(isinstance(x, int) and x >= 0 for x in held)
+        require(held is None or pair, PayloadError, f"client {client} holds {ascii(held)[:40]}, no version")
+        stands = (whole(values, name) for name in ("after", "trained", "partial", "have"))
+        return cls(client, device, Held(*held) if held else None, *stands)
+
+
+def differs(a: float, b: float) -> bool:
+    """Return whether two speeds are so far apart that assignments are to be made again.
+
+    >>> differs(1.0, 1.1), differs(1.0, 2.0), differs(math.inf, 1.0)
+    (False, True, True)
+    """
+    low, high = min(a, b), max(a, b)
+    return low < math.inf and high > CHANGED * low

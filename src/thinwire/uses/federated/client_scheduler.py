@@ -9,9 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from thinwire.types import LinkError, require
-from thinwire.uses.federated.intake import Receipt, Refusal
 from thinwire.uses.federated.message import Version
-from thinwire.uses.federated.server import Server
+from thinwire.uses.federated.server import Receipt, Refusal, Server
 
 ASKED_AGAIN = 1  # how often a round that nobody answered is repeated
 SILENCE = 100  # turns in a row that may end without an update where there are no rounds; twice all, if more

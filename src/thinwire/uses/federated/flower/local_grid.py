@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from thinwire.types import InputError, require
-from thinwire.uses.federated.flower import host
+from thinwire.uses.federated.flower import flwr_names
 
 
 @dataclass
@@ -31,8 +31,8 @@ class LocalGrid:
     down: int = 0
 
     def __post_init__(self) -> None:
-        host.check_host()
-        host.be_server()
+        flwr_names.check_host()
+        flwr_names.be_server()
         self.contexts: dict[int, Any] = {}  # by node; their state outlives messages
         self._pending: dict[str, tuple[Any, int]] = {}  # messages, and looks until they are answered
         self._numbers = itertools.count(1)
@@ -50,7 +50,7 @@ class LocalGrid:
         require(node in self.nodes, InputError, f"there is no node {node}; known: {list(self.nodes)[:8]}")
         number = f"message-{next(self._numbers)}"
         sent = copy.deepcopy(message)  # as what goes to another process
-        host.number(sent, number)
+        flwr_names.number(sent, number)
         self.down += _nbytes(sent)
         self._pending[number] = sent, self.pulls.get(node, 1)
         return number
@@ -69,13 +69,13 @@ class LocalGrid:
     def _reply(self, message: Any) -> Any:
         node = message.metadata.dst_node_id
         if node not in self.contexts:
-            self.contexts[node] = host.context(node, self.nodes[node], self.run_config)
+            self.contexts[node] = flwr_names.context(node, self.nodes[node], self.run_config)
         try:
             reply = self.app(message, self.contexts[node])
         except Exception as e:
-            reply = host.raised(message, e)
+            reply = flwr_names.raised(message, e)
         if reply.has_error():  # some of Flower's mods reply to the reply
-            reply = host.failed(message, reply.error.reason, reply.error.code)
+            reply = flwr_names.failed(message, reply.error.reason, reply.error.code)
         self.up += _nbytes(reply)
         return copy.deepcopy(reply)
 

@@ -14,7 +14,7 @@ from thinwire.runs.data.arrays import read_arrays
 from thinwire.runs.data.speech import FSDD, find_speech, held_out, read_speech
 from thinwire.runs.options import nearest
 from thinwire.types import InputError, require
-from thinwire.uses.federated.samples import as_they_are
+from thinwire.uses.federated.local_training import as_they_are
 
 DIGITS = "digits"
 NAMES = (images.FASHION, DIGITS, FSDD)

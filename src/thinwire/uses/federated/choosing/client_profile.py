@@ -1,4 +1,4 @@
-"""What a policy of federated learning decides about, and what it decides: one device, and its assignment."""
+"""What a policy of federated learning decides about, and what it decides: a client, and its assignment."""
 
 from __future__ import annotations
 
@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from thinwire.codecs import Codec, Raw
+from thinwire.codecs.inner import require_codec
+from thinwire.spec import Spec
 from thinwire.types import InputError, require
 
 
@@ -78,3 +80,47 @@ class FederatedPolicy(Protocol):
     def assign(self, devices: Sequence[Device], situation: Situation) -> Sequence[Assignment]:
         """Return an assignment for each device; one call weighs all of them."""
         ...
+
+
+def data_shares(devices: Sequence[Device]) -> list[float]:
+    """Return which share of all samples each device has, in order.
+
+    >>> data_shares([Device(0, 0.1, samples=300), Device(1, 0.1, samples=100)])
+    [0.75, 0.25]
+    """
+    total = sum(device.samples for device in devices)
+    return [device.samples / total for device in devices]
+
+
+def short(value: float) -> float:
+    """Return ``value`` in four digits: a codec's text travels with its packets.
+
+    >>> short(0.0123456789)
+    0.01235
+    """
+    return float(f"{value:.4g}")
+
+
+@dataclass(frozen=True, repr=False)
+class Fixed(Spec):
+    """Give all devices ``steps`` local steps and ``codec``, whatever they are.
+
+    FedAvg, FedAsync, FedBuff and QAFeL do so. With ``TopK`` or ``HardThreshold`` it is what the methods that
+    choose are compared with.
+
+    >>> Fixed(steps=5).assign([Device(0, 0.1, samples=300)], Situation(values=1000))[0].steps
+    5
+    """
+
+    steps: int = 5
+    codec: Codec = Raw()  # noqa: RUF009 -- frozen
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.steps >= 1, InputError, f"steps={self.steps} is below 1; give a number of local steps")
+        require_codec("codec", self.codec)
+
+    def assign(self, devices: Sequence[Device], situation: Situation) -> Sequence[Assignment]:
+        """Return the same assignment for each device."""
+        same = Assignment(self.steps, self.codec, f"{self.steps} steps and one codec for all")
+        return [same] * len(devices)

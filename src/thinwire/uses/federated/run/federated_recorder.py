@@ -16,11 +16,11 @@ from thinwire.choosing.registry import Recipe
 from thinwire.runs.machine.processor import environment, peak_rss_bytes, resident_peak
 from thinwire.runs.records.schema import Memory, RecipeText
 from thinwire.runs.records.writer import RunWriter
-from thinwire.uses.federated.choosing.device import FederatedPolicy
-from thinwire.uses.federated.conductor import Made, Tally
-from thinwire.uses.federated.method import Method
-from thinwire.uses.federated.rates import Decay
-from thinwire.uses.federated.recipes import METHOD
+from thinwire.uses.federated.choosing.client_profile import FederatedPolicy
+from thinwire.uses.federated.client_scheduler import Made, Tally
+from thinwire.uses.federated.local_training import Decay
+from thinwire.uses.federated.recipes import METHOD, Method
+from thinwire.uses.federated.run.federated_setup import LOOKED_AT, Setup
 from thinwire.uses.federated.run.record import (
     Accuracy,
     ClientFigures,
@@ -29,7 +29,6 @@ from thinwire.uses.federated.run.record import (
     RefusedUpdate,
     VersionMetrics,
 )
-from thinwire.uses.federated.run.setup import LOOKED_AT, Setup
 from thinwire.uses.federated.server import Server
 
 POINTS = 200  # evaluations of a run, about, unless it is asked for others

@@ -11,17 +11,16 @@ from thinwire.links.hub.hub import Hub
 from thinwire.links.security import read_token
 from thinwire.runs.records.schema import status_of
 from thinwire.types import InputError, require
-from thinwire.uses.federated.conductor import Made
+from thinwire.uses.federated.client_scheduler import Made
 from thinwire.uses.federated.journal import WitnessedServer
-from thinwire.uses.federated.method import Method
-from thinwire.uses.federated.recipes import METHOD, parse_federated_recipe
-from thinwire.uses.federated.remote.host import Host
-from thinwire.uses.federated.row import Parameters
-from thinwire.uses.federated.run.machines import ServeConfig
-from thinwire.uses.federated.run.models import build_model
-from thinwire.uses.federated.run.recorder import Recorder, Told, new_server
-from thinwire.uses.federated.run.setup import Setup
-from thinwire.uses.federated.run.tasks import load_dataset
+from thinwire.uses.federated.parameters import Parameters
+from thinwire.uses.federated.recipes import METHOD, Method, parse_federated_recipe
+from thinwire.uses.federated.remote.remote_server import Host
+from thinwire.uses.federated.run.client_models import build_model
+from thinwire.uses.federated.run.datasets import load_dataset
+from thinwire.uses.federated.run.federated_recorder import Recorder, Told, new_server
+from thinwire.uses.federated.run.federated_setup import Setup
+from thinwire.uses.federated.run.options import ServeConfig
 from thinwire.uses.federated.server import Server
 
 STATE, MODEL = "server.safetensors", "model.safetensors"

@@ -12,14 +12,14 @@ from thinwire.links.hub.station import Event, EventKind
 from thinwire.types import DesyncError, InputError, LinkError, PayloadError, require
 from thinwire.uses.federated.client import Client
 from thinwire.uses.federated.message import Version
-from thinwire.uses.federated.remote.door import PROBE_SIZE, PROBES
-from thinwire.uses.federated.remote.host import TICK
-from thinwire.uses.federated.remote.pieces import Piece, Receiving, Sending
-from thinwire.uses.federated.remote.seat import differs
-from thinwire.uses.federated.remote.words import (
+from thinwire.uses.federated.parameters import Signature, most_nbytes
+from thinwire.uses.federated.remote.control_messages import (
     MOST,
     MOST_TEXT,
     PROTOCOL,
+    Piece,
+    Receiving,
+    Sending,
     Word,
     pack,
     text,
@@ -27,8 +27,8 @@ from thinwire.uses.federated.remote.words import (
     whole,
     word_of,
 )
-from thinwire.uses.federated.row import most_nbytes
-from thinwire.uses.federated.signature import Signature
+from thinwire.uses.federated.remote.handshake import PROBE_SIZE, PROBES, differs
+from thinwire.uses.federated.remote.remote_server import TICK
 
 SIZE = MOST - 100  # bytes of a piece to a host
 ROOM = 1 << 12  # bytes of a version beside its packets

@@ -11,13 +11,13 @@ from typing import Any
 from thinwire.links.hub.hub import Hub
 from thinwire.links.hub.station import Event, EventKind
 from thinwire.types import InputError, LinkError, PayloadError, require
-from thinwire.uses.federated.choosing.device import Device
-from thinwire.uses.federated.conductor import Conductor, Made
-from thinwire.uses.federated.intake import Receipt, Refusal
-from thinwire.uses.federated.remote.door import PROBE_SIZE, PROBES, Door
-from thinwire.uses.federated.remote.pieces import Piece, Receiving, Sending
-from thinwire.uses.federated.remote.seat import Hello, Seat, differs
-from thinwire.uses.federated.remote.words import (
+from thinwire.uses.federated.choosing.client_profile import Device
+from thinwire.uses.federated.client_scheduler import Conductor, Made
+from thinwire.uses.federated.parameters import most_nbytes
+from thinwire.uses.federated.remote.control_messages import (
+    Piece,
+    Receiving,
+    Sending,
     Word,
     pack,
     positive,
@@ -26,8 +26,8 @@ from thinwire.uses.federated.remote.words import (
     whole,
     word_of,
 )
-from thinwire.uses.federated.row import most_nbytes
-from thinwire.uses.federated.server import Server
+from thinwire.uses.federated.remote.handshake import PROBE_SIZE, PROBES, Door, Hello, Seat, differs
+from thinwire.uses.federated.server import Receipt, Refusal, Server
 
 SIZE = 1 << 15  # bytes of a piece to a client
 TICK, LOOK = 0.1, 1.0  # seconds

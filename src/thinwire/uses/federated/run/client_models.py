@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from thinwire.types import InputError, require
-from thinwire.uses.federated.row import Parameters
+from thinwire.uses.federated.parameters import Parameters
 
 CNN, LOGISTIC = "cnn", "logistic"
 CHANNELS, KERNEL, POOLED, WIDTH = (16, 32), 5, 4, 64

@@ -10,20 +10,30 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.codecs import Raw
+from thinwire.heads import F64, U64, Head
 from thinwire.uses.federated.client import Client
+from thinwire.uses.federated.local_training import Samples
 from thinwire.uses.federated.message import Form, Version
+from thinwire.uses.federated.parameters import Parameters
 from thinwire.uses.federated.residuals import Residuals
-from thinwire.uses.federated.row import Parameters
-from thinwire.uses.federated.run.models import build_model
+from thinwire.uses.federated.run.client_models import build_model
+from thinwire.uses.federated.run.datasets import Dataset, load_dataset
 from thinwire.uses.federated.run.options import FederatedConfig
-from thinwire.uses.federated.run.splits import Split, counts
-from thinwire.uses.federated.run.tasks import Dataset, load_dataset
-from thinwire.uses.federated.run.trainer import Turn
-from thinwire.uses.federated.samples import Samples
+from thinwire.uses.federated.run.partitioner import Split, counts
 
 AT_ONCE = 100  # held-out samples that are named together; [measured] of 1000, caches hold too little
 LOOKED_AT = 2000  # held-out samples of an evaluation, drawn once; the last one takes all
 DRAW = 0x7E57  # of these, the same for every seed: a file may have its samples in any order
+
+
+class Turn(Head):
+    """What one client is to compute."""
+
+    client: U64
+    sequence: U64
+    version: U64
+    steps: U64
+    rate: F64
 
 
 @dataclass(eq=False)

@@ -1,11 +1,11 @@
-"""Local steps: plain SGD from the weights of a version."""
+"""A client's local steps: plain SGD from the weights of a version, on batches of its own data."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
@@ -84,3 +84,92 @@ def check_finite(value: float, who: str, step: int, rate: float) -> None:
     """Raise ``TrainingError`` unless ``value``, a loss or a sum, is a finite number."""
     wrong = f"{who}: training diverged at local step {step}: {value} is not finite; lower the rate {rate:g}"
     require(math.isfinite(value), TrainingError, wrong)
+
+
+class Data(Protocol):
+    """What a client trains on."""
+
+    @property
+    def samples(self) -> int:
+        """How many samples there are."""
+        ...
+
+    def batches(self, steps: int, draw: torch.Generator) -> Iterator[Any]:
+        """Yield ``steps`` batches; all that is random comes from ``draw``."""
+        ...
+
+
+def as_they_are(inputs: Tensor) -> Tensor:
+    """Return ``inputs``."""
+    return inputs
+
+
+@dataclass(frozen=True, eq=False)
+class Samples:
+    """Inputs and labels, [n, ...] each, drawn in a new order at each turn, ``batch`` at a time (0: all).
+
+    Each pass takes every sample once; where fewer are left than a batch takes, the next pass begins. Many
+    clients may share the tensors: ``rows`` [m] int64 says which samples are this one's (None: all).
+    ``prepare`` makes of a batch of inputs what the model takes, so that bytes need not be kept as floats.
+
+    >>> data = Samples(torch.arange(5.0)[:, None], torch.zeros(5), batch=2)
+    >>> [len(labels) for _, labels in data.batches(3, torch.Generator())]
+    [2, 2, 2]
+    """
+
+    inputs: Tensor
+    labels: Tensor
+    batch: int = 20
+    rows: Tensor | None = None
+    prepare: Callable[[Tensor], Tensor] = as_they_are
+
+    def __post_init__(self) -> None:
+        n, many = len(self.inputs), len(self.labels)
+        fits = n == many and self.samples > 0
+        require(fits, InputError, f"{n} inputs for {many} labels; give as many, one at least")
+        require(self.batch >= 0, InputError, f"batch={self.batch} is below 0; give samples, or 0 for all")
+
+    @property
+    def samples(self) -> int:
+        """How many samples there are."""
+        return len(self.labels if self.rows is None else self.rows)
+
+    def batches(self, steps: int, draw: torch.Generator) -> Iterator[tuple[Tensor, Tensor]]:
+        """Yield ``steps`` batches of inputs and labels."""
+        size = min(self.batch or self.samples, self.samples)
+        order = torch.empty(0, dtype=torch.int64)
+        for _ in range(steps):
+            if len(order) < size:
+                order = torch.randperm(self.samples, generator=draw)
+            taken, order = order[:size], order[size:]
+            rows = taken if self.rows is None else self.rows[taken]
+            yield self.prepare(self.inputs[rows]), self.labels[rows]
+
+
+@dataclass(frozen=True, repr=False)
+class Decay(Spec):
+    """Take ``first / (1 + decay * version)``; ``horizon`` is the last version that is planned for.
+
+    >>> Decay(0.1, decay=0.5).at(2)
+    0.05
+    """
+
+    first: float = 0.1
+    decay: float = 0.0
+    horizon: int = 0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.first > 0, InputError, f"first={self.first} is no step size; give one above 0")
+        for name in ("decay", "horizon"):
+            value = getattr(self, name)
+            require(value >= 0, InputError, f"{name}={value} is below 0; give 0 or more")
+
+    def at(self, version: int) -> float:
+        """Return the step size of the local steps that start from ``version``."""
+        return self.first / (1 + self.decay * version)
+
+    @property
+    def last(self) -> float:
+        """The step size at the horizon."""
+        return self.at(self.horizon)
