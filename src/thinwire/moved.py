@@ -83,6 +83,33 @@ PLACES = {
     "links.polled": "links.sockets",
     "links.relay.link": "links.relay.tunnel",
 }
+for _old, _new, _names in (  # modules that became part of another one, or have another name
+    (
+        "engines.federated",
+        "uses.federated",
+        "intake:server roster:server shared:download training:local_training samples:local_training "
+        "rates:local_training method:recipes row:parameters signature:parameters conductor:client_scheduler "
+        "remote.words:remote.control_messages remote.pieces:remote.control_messages "
+        "remote.door:remote.handshake remote.seat:remote.handshake remote.host:remote.remote_server "
+        "remote.guest:remote.remote_client flower.plan:flower.records flower.absent:flower.strategy "
+        "flower.host:flower.flwr_names flower.grid:flower.local_grid",
+    ),
+    (
+        "policies.federated",
+        "uses.federated.choosing",
+        "device:client_profile shares:client_profile fixed:client_profile thinwire:true_cost cost:true_cost",
+    ),
+    (
+        "lab.federated",
+        "uses.federated.run",
+        "splits:partitioner dealing:partitioner devices:fleet fleets:fleet machines:options deploy:deployment "
+        "deployed:deployment worker:trainer simulate:simulation time:simulation run:comparison "
+        "virtual:comparison joining:client_program terms:client_program models:client_models tasks:datasets "
+        "serving:server_program recorder:federated_recorder setup:federated_setup",
+    ),
+):
+    _pairs = (_name.split(":") for _name in _names.split())
+    PLACES |= {f"{_old}.{_from}": f"{_new}.{_to}" for _from, _to in _pairs}
 FOLDERS = {"assets", "assets.code", "engines", "lab", "policies", "recipes"}  # that held what moved
 
 
