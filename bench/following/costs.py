@@ -47,7 +47,7 @@ from thinwire.state import native
 from thinwire.state.history import History
 from thinwire.state.patches.patch import Patch
 from thinwire.state.replica import Replica
-from thinwire.uses.following.run.job import base_model
+from thinwire.uses.following.run.demo_ranks import base_model
 
 KEPT = Kept("state")
 EVERY = (1, 4, 16)

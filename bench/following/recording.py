@@ -24,7 +24,7 @@ from thinwire.runs.machine.processor import cores
 from thinwire.runs.models.source import resolve_model
 from thinwire.runs.records.writer import write_json
 from thinwire.state.layout import Layout
-from thinwire.uses.following.run.job import Tuning, weights_of
+from thinwire.uses.following.run.demo_ranks import Tuning, weights_of
 
 MODEL, DATA, BATCH, SEQ, SEED = "smollm2-135m", "shakespeare", 4, 128, 0
 RATES = (1e-6, 1e-5, 5e-5)

@@ -27,10 +27,10 @@ from thinwire.state.patches.moves import Reading
 from thinwire.state.patches.patch import Patch
 from thinwire.types import ThinwireError
 from thinwire.uses.following.push.follower import Follower
-from thinwire.uses.following.push.partial_patch import PartialPatch
 from thinwire.uses.following.push.protocol import Message
 from thinwire.uses.following.push.publisher import Publisher
-from thinwire.uses.following.push.relay import StateRelay
+from thinwire.uses.following.push.reception import PartialPatch
+from thinwire.uses.following.push.state_relay import StateRelay
 
 PORT = 29600
 PATIENCE = 240.0  # seconds

@@ -25,9 +25,9 @@ if TYPE_CHECKING:
         ThinwireError,
     )
     from thinwire.uses.following.callback import publish_callback
-    from thinwire.uses.following.pull.keeping import Keeping
-    from thinwire.uses.following.pull.reader import ShelfReader
-    from thinwire.uses.following.pull.writer import ShelfWriter
+    from thinwire.uses.following.pull.retention import Keeping
+    from thinwire.uses.following.pull.store_reader import ShelfReader
+    from thinwire.uses.following.pull.store_writer import ShelfWriter
     from thinwire.uses.following.push.follower import Follower
     from thinwire.uses.following.push.publisher import Publisher
     from thinwire.uses.pictures.context_parallel.recipes import parallel
@@ -45,9 +45,9 @@ _HOMES = {
     "uses.following.callback": ("publish_callback",),
     "uses.following.push.follower": ("Follower",),
     "uses.following.push.publisher": ("Publisher",),
-    "uses.following.pull.keeping": ("Keeping",),
-    "uses.following.pull.reader": ("ShelfReader",),
-    "uses.following.pull.writer": ("ShelfWriter",),
+    "uses.following.pull.retention": ("Keeping",),
+    "uses.following.pull.store_reader": ("ShelfReader",),
+    "uses.following.pull.store_writer": ("ShelfWriter",),
     "links": ("LinkShape", "connect_mesh", "read_token"),
     "uses.pictures.context_parallel.recipes": ("parallel",),
     "uses.pictures.expert_parallel.recipes": ("spread_experts",),

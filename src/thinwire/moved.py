@@ -83,6 +83,8 @@ PLACES = {
     "links.polled": "links.sockets",
     "links.relay.link": "links.relay.tunnel",
 }
+FOLDERS = {"assets", "assets.code", "engines", "lab", "policies", "recipes"}  # that held what moved
+
 for _old, _new, _names in (  # modules that became part of another one, or have another name
     (
         "engines.federated",
@@ -102,15 +104,32 @@ for _old, _new, _names in (  # modules that became part of another one, or have 
     (
         "lab.federated",
         "uses.federated.run",
-        "splits:partitioner dealing:partitioner devices:fleet fleets:fleet machines:options deploy:deployment "
-        "deployed:deployment worker:trainer simulate:simulation time:simulation run:comparison "
-        "virtual:comparison joining:client_program terms:client_program models:client_models tasks:datasets "
-        "serving:server_program recorder:federated_recorder setup:federated_setup",
+        "splits:partitioner dealing:partitioner devices:fleet fleets:fleet machines:options "
+        "deploy:deployment deployed:deployment worker:trainer simulate:simulation time:simulation "
+        "run:comparison virtual:comparison joining:client_program terms:client_program models:client_models "
+        "tasks:datasets serving:server_program recorder:federated_recorder setup:federated_setup",
     ),
+    (
+        "engines.sync",
+        "uses.following",
+        "push.target:push.reception push.partial_patch:push.reception push.ask:push.follower "
+        "push.serving:push.send_schedule push.pace:push.send_schedule push.making:push.draft_maker "
+        "push.relay:push.state_relay pull.proof:pull.manifest pull.keeping:pull.retention "
+        "pull.route:pull.retention pull.fetching:pull.store_fetching pull.look:pull.store_fetching "
+        "pull.reader:pull.store_reader pull.writer:pull.store_writer pull.writing:pull.store_writer "
+        "source:published_tensors outlets:publish_targets using:follower_base",
+    ),
+    (
+        "lab.following",
+        "uses.following.run",
+        "worker:demo_ranks job:demo_ranks demo:state_demo recorder:state_demo board:state_demo "
+        "config:options",
+    ),
+    ("cli.states", "uses.following.commands", "layered:publishing"),
 ):
-    _pairs = (_name.split(":") for _name in _names.split())
-    PLACES |= {f"{_old}.{_from}": f"{_new}.{_to}" for _from, _to in _pairs}
-FOLDERS = {"assets", "assets.code", "engines", "lab", "policies", "recipes"}  # that held what moved
+    for _from, _to in (_name.split(":") for _name in _names.split()):
+        PLACES[f"{_old}.{_from}"] = f"{_new}.{_to}"
+        FOLDERS |= {_old, f"{_old}.{_from}".rpartition(".")[0]}
 
 
 class _Signpost(MetaPathFinder):

@@ -26,7 +26,7 @@ from thinwire.runs.terminal.live import Live
 from thinwire.state.patches.patch import Version
 from thinwire.types import InputError
 from thinwire.uses.following.commands.following import Taking, _keep_up, line
-from thinwire.uses.following.pull.writer import ShelfWriter
+from thinwire.uses.following.pull.store_writer import ShelfWriter
 from thinwire.uses.following.push.follower import Follower
 from thinwire.uses.following.push.publisher import Publisher
 

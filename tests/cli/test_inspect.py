@@ -19,9 +19,8 @@ from thinwire.state.history import History
 from thinwire.state.layout import Layout
 from thinwire.types import MissingExtra
 from thinwire.uses.following.pull.claim import read_manifest
-from thinwire.uses.following.pull.manifest import MAX_NUMBER, STATE, Manifest
-from thinwire.uses.following.pull.proof import Proof
-from thinwire.uses.following.pull.writer import ShelfWriter
+from thinwire.uses.following.pull.manifest import MAX_NUMBER, STATE, Manifest, Proof
+from thinwire.uses.following.pull.store_writer import ShelfWriter
 from thinwire.uses.following.push.publisher import Publisher
 
 pytestmark = pytest.mark.timeout(300)

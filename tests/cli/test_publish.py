@@ -21,7 +21,7 @@ from waiting import free_port
 from thinwire.files.checkpoint import read_checkpoint, write_checkpoint
 from thinwire.files.local_folder import PlainFolder
 from thinwire.runs.machine.network import Interface
-from thinwire.uses.following.push.ask import ask
+from thinwire.uses.following.push.follower import ask
 from thinwire.uses.following.push.publisher import Publisher
 
 pytestmark = pytest.mark.timeout(300)
@@ -34,7 +34,7 @@ def test_a_publisher_saves_its_state_now_and_then(tmp_path: Path, monkeypatch: p
     kept.mkdir()
     saved = kept / "saved"
     write_checkpoint(file, weights(), {})
-    monkeypatch.setattr("thinwire.uses.following.outlets.SAVE_EVERY", 0.0)
+    monkeypatch.setattr("thinwire.uses.following.publish_targets.SAVE_EVERY", 0.0)
 
     def version() -> int:
         return json.loads(invoke("inspect", saved, "--json").stdout)["version"] if saved.exists() else 0
@@ -119,7 +119,7 @@ def test_a_feed_that_died_ends_the_publisher_though_its_file_rests(tmp_path: Pat
         made[0]._feed._hub.close(0.0)
         yield lambda: False
 
-    monkeypatch.setattr("thinwire.uses.following.outlets.Publisher", Known)
+    monkeypatch.setattr("thinwire.uses.following.publish_targets.Publisher", Known)
     meanwhile(monkeypatch, script())
     result = invoke("publish", file, "--port", "0", "--quiet")
     assert result.exit_code == 3, result.output
@@ -205,7 +205,7 @@ def test_a_store_that_is_full_ends_once_after_another_attempt(
     file = tmp_path / "m.safetensors"
     write_checkpoint(file, weights(), {})
     monkeypatch.setattr(PlainFolder, "write", full)
-    monkeypatch.setattr("thinwire.uses.following.pull.writer.RETRY", 0.1)
+    monkeypatch.setattr("thinwire.uses.following.pull.store_writer.RETRY", 0.1)
     result = invoke("publish", file, "--once", "--store", tmp_path / "store")
     if heals:
         assert result.exit_code == 0, result.stderr

@@ -15,8 +15,8 @@ from waiting import HOST, free_port, until
 from thinwire.files.checkpoint import write_checkpoint
 from thinwire.files.local_folder import open_folder
 from thinwire.types import InputError
-from thinwire.uses.following.pull.reader import ShelfReader
-from thinwire.uses.following.pull.writer import ShelfWriter
+from thinwire.uses.following.pull.store_reader import ShelfReader
+from thinwire.uses.following.pull.store_writer import ShelfWriter
 
 pytest.importorskip("zstandard")
 pytest.importorskip("s3fs")

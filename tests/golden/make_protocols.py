@@ -26,8 +26,7 @@ from thinwire.uses.federated.message import Form, Update
 from thinwire.uses.federated.message import Version as Sent
 from thinwire.uses.federated.remote.control_messages import Sending
 from thinwire.uses.following.pull import manifest
-from thinwire.uses.following.pull.manifest import File, Manifest, StoredVersion
-from thinwire.uses.following.pull.proof import Proof
+from thinwire.uses.following.pull.manifest import File, Manifest, Proof, StoredVersion
 from thinwire.uses.following.push import protocol
 from thinwire.uses.pictures.messages import RankMessage as Passed
 from thinwire.uses.training.replicas.message import Measured

@@ -19,7 +19,7 @@ from waiting import LONG
 from thinwire.cli.app import app
 from thinwire.files.checkpoint import read_checkpoint
 from thinwire.files.local_folder import open_folder
-from thinwire.uses.following.pull.look import look
+from thinwire.uses.following.pull.store_fetching import look
 
 PLAIN = {"NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "110", "THINWIRE_TOKEN": None}
 

@@ -31,7 +31,7 @@ from thinwire.uses.following.push.protocol import (
     unpack,
 )
 from thinwire.uses.following.push.publisher import Publisher
-from thinwire.uses.following.push.relay import StateRelay
+from thinwire.uses.following.push.state_relay import StateRelay
 
 
 def weights(seed: int = 0, rows: int = 300) -> dict[str, Tensor]:

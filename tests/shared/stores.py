@@ -7,11 +7,10 @@ from waiting import until
 
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
-from thinwire.uses.following.pull.fetching import Fetching
-from thinwire.uses.following.pull.keeping import Keeping
-from thinwire.uses.following.pull.manifest import unpack
-from thinwire.uses.following.pull.proof import Proof
-from thinwire.uses.following.pull.writing import StoreWriting
+from thinwire.uses.following.pull.manifest import Proof, unpack
+from thinwire.uses.following.pull.retention import Keeping
+from thinwire.uses.following.pull.store_fetching import Fetching
+from thinwire.uses.following.pull.store_writer import StoreWriting
 
 LEASE = 60.0
 

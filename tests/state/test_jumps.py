@@ -11,11 +11,11 @@ from replicas import LONG
 from thinwire.state.code import blocks, changes
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
-from thinwire.uses.following.pull.reader import ShelfReader
-from thinwire.uses.following.pull.writer import ShelfWriter
+from thinwire.uses.following.pull.store_reader import ShelfReader
+from thinwire.uses.following.pull.store_writer import ShelfWriter
 from thinwire.uses.following.push.follower import Follower
 from thinwire.uses.following.push.publisher import Publisher
-from thinwire.uses.following.push.relay import StateRelay
+from thinwire.uses.following.push.state_relay import StateRelay
 
 
 @pytest.mark.parametrize("most", [1, 300, 1000, 5000])

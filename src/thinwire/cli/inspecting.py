@@ -29,12 +29,9 @@ from thinwire.state.patches.patch import is_time
 from thinwire.types import InputError, LinkError, PayloadError, ThinwireError, require
 from thinwire.uses.following.mirror import Mirror
 from thinwire.uses.following.pull.claim import read_manifest
-from thinwire.uses.following.pull.fetching import Fetching
-from thinwire.uses.following.pull.look import look
-from thinwire.uses.following.pull.manifest import Manifest
-from thinwire.uses.following.pull.proof import Proof
-from thinwire.uses.following.push.ask import ask
-from thinwire.uses.following.push.follower import Follower
+from thinwire.uses.following.pull.manifest import Manifest, Proof
+from thinwire.uses.following.pull.store_fetching import Fetching, look
+from thinwire.uses.following.push.follower import Follower, ask
 from thinwire.uses.models.about_packed import describe_codes
 from thinwire.uses.models.codes import is_codes
 from thinwire.uses.readers import describe_file, describe_folder

@@ -15,12 +15,12 @@ from tcp_proxy import DOWN, TcpProxy
 from waiting import HOST, LONG, until
 
 from thinwire.state.patches import body
-from thinwire.uses.following.push import feed, pace
+from thinwire.uses.following.push import feed, send_schedule
 from thinwire.uses.following.push.follower import Follower
-from thinwire.uses.following.push.partial_patch import PartialPatch
 from thinwire.uses.following.push.protocol import Ask, Begin, Chunk, Done
 from thinwire.uses.following.push.publisher import Publisher
-from thinwire.uses.following.push.relay import StateRelay
+from thinwire.uses.following.push.reception import PartialPatch
+from thinwire.uses.following.push.state_relay import StateRelay
 
 
 def test_a_transfer_that_was_cut_goes_on_where_it_broke_off() -> None:
@@ -43,7 +43,7 @@ def test_a_transfer_that_was_cut_goes_on_where_it_broke_off() -> None:
 
 def test_a_transfer_that_was_cut_in_its_last_window_goes_on_there(monkeypatch: pytest.MonkeyPatch) -> None:
     """All of it has left the feed, which has made something else since: nobody else needs it."""
-    monkeypatch.setattr(pace, "MIN_CHUNK", 1 << 14)  # and two of them at once
+    monkeypatch.setattr(send_schedule, "MIN_CHUNK", 1 << 14)  # and two of them at once
     w = {"w": torch.randint(-128, 127, (25_000,), dtype=torch.int8)}
     with (
         Publisher(w) as p,

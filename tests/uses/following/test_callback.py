@@ -10,8 +10,8 @@ import torch
 
 from thinwire.types import InputError, MissingExtra
 from thinwire.uses.following.callback import publish_callback
-from thinwire.uses.following.pull.reader import ShelfReader
-from thinwire.uses.following.pull.writer import ShelfWriter
+from thinwire.uses.following.pull.store_reader import ShelfReader
+from thinwire.uses.following.pull.store_writer import ShelfWriter
 from thinwire.uses.following.push.publisher import Publisher
 
 

@@ -17,12 +17,12 @@ from waiting import HOST, LONG, until
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
 from thinwire.types import InputError, LinkError, MissingExtra
-from thinwire.uses.following.pull.reader import ShelfReader
-from thinwire.uses.following.pull.writer import ShelfWriter
+from thinwire.uses.following.pull.store_reader import ShelfReader
+from thinwire.uses.following.pull.store_writer import ShelfWriter
 from thinwire.uses.following.push.follower import Follower
 from thinwire.uses.following.push.protocol import NOTHING, LayoutIs
 from thinwire.uses.following.push.publisher import Publisher
-from thinwire.uses.following.push.relay import StateRelay
+from thinwire.uses.following.push.state_relay import StateRelay
 
 
 def test_the_last_version_reaches_who_follows_before_a_publisher_is_gone() -> None:

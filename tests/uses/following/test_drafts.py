@@ -20,12 +20,12 @@ from thinwire.state.patches.draft import Draft
 from thinwire.state.patches.patch import FIELDS, HEAD, Patch
 from thinwire.state.replica import Replica
 from thinwire.types import LinkError
+from thinwire.uses.following.push.draft_maker import Making
 from thinwire.uses.following.push.follower import Follower
-from thinwire.uses.following.push.making import Making
 from thinwire.uses.following.push.protocol import Begin, Chunk, End
 from thinwire.uses.following.push.publisher import Publisher
-from thinwire.uses.following.push.relay import StateRelay
-from thinwire.uses.following.push.serving import Order, Serving
+from thinwire.uses.following.push.send_schedule import Order, Serving
+from thinwire.uses.following.push.state_relay import StateRelay
 
 pytest.importorskip("zstandard")
 HEADS = HEAD.size + FIELDS.size + len("{}")  # bytes before a patch's body

@@ -16,10 +16,9 @@ from torch import nn
 from waiting import HOST, LONG, until
 
 from thinwire.types import AuthError, InputError, LinkError, PayloadError
-from thinwire.uses.following.push.ask import ask
-from thinwire.uses.following.push.follower import Follower
+from thinwire.uses.following.push.follower import Follower, ask
 from thinwire.uses.following.push.publisher import Publisher
-from thinwire.uses.following.push.relay import StateRelay
+from thinwire.uses.following.push.state_relay import StateRelay
 
 
 def test_each_version_is_bit_identical_and_in_order() -> None:

@@ -18,7 +18,7 @@ from thinwire.links.pair import segment  # noqa: E402
 from thinwire.links.relay import handshake  # noqa: E402
 from thinwire.state import saved  # noqa: E402
 from thinwire.uses.following.pull import manifest  # noqa: E402
-from thinwire.uses.following.pull.proof import Proof  # noqa: E402
+from thinwire.uses.following.pull.manifest import Proof  # noqa: E402
 from thinwire.uses.following.push import protocol  # noqa: E402
 
 GOLDEN = {name: bytes.fromhex(text) for name, text in json.loads(FILE.read_text()).items()}

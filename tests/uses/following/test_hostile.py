@@ -45,7 +45,7 @@ from thinwire.uses.following.push.protocol import (
     unpack,
 )
 from thinwire.uses.following.push.publisher import Publisher
-from thinwire.uses.following.push.relay import StateRelay
+from thinwire.uses.following.push.state_relay import StateRelay
 
 
 def test_hostile_followers_do_not_disturb_the_publisher() -> None:

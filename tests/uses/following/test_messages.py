@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from thinwire.state.patches.draft import Draft
 from thinwire.types import PayloadError
-from thinwire.uses.following.push.partial_patch import PartialPatch
 from thinwire.uses.following.push.protocol import (
     DOWN,
     MAGIC,
@@ -23,6 +22,7 @@ from thinwire.uses.following.push.protocol import (
     Message,
     unpack,
 )
+from thinwire.uses.following.push.reception import PartialPatch
 
 
 @settings(deadline=None)

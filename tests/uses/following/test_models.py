@@ -17,8 +17,8 @@ from thinwire.state.layout import Layout
 from thinwire.state.patches import moves
 from thinwire.types import InputError
 from thinwire.uses.following.mirror import Mirror
-from thinwire.uses.following.pull.reader import ShelfReader
-from thinwire.uses.following.pull.writer import ShelfWriter
+from thinwire.uses.following.pull.store_reader import ShelfReader
+from thinwire.uses.following.pull.store_writer import ShelfWriter
 from thinwire.uses.following.push.follower import Follower
 from thinwire.uses.following.push.publisher import Publisher
 

@@ -11,9 +11,9 @@ from slow_proxy import SlowProxy
 from waiting import HOST, until
 
 from thinwire.types import InputError, LinkError
-from thinwire.uses.following import outlets
-from thinwire.uses.following.outlets import Outlets
-from thinwire.uses.following.pull.reader import ShelfReader
+from thinwire.uses.following import publish_targets
+from thinwire.uses.following.publish_targets import Outlets
+from thinwire.uses.following.pull.store_reader import ShelfReader
 from thinwire.uses.following.push.follower import Follower
 
 pytestmark = pytest.mark.timeout(300)
@@ -42,7 +42,7 @@ def test_a_follower_and_a_store_get_the_same_versions(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("followed", [True, False])
 def test_publishing_once_says_what_it_waited_for(followed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(outlets, "PATIENCE", 0.5)
+    monkeypatch.setattr(publish_targets, "PATIENCE", 0.5)
     w = small(400)
     both = Outlets(dict(w))
     both.listen(HOST, 0)

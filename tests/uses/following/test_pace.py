@@ -14,10 +14,17 @@ from states import draft
 
 from thinwire.state.patches.draft import Draft
 from thinwire.types import PayloadError
-from thinwire.uses.following.push.pace import CHUNK_TIME, EARLY, MIN_CHUNK, SLACK, STALE, Pace
-from thinwire.uses.following.push.partial_patch import PartialPatch
 from thinwire.uses.following.push.protocol import Abandon, Begin, Chunk, End, Message
-from thinwire.uses.following.push.serving import Serving
+from thinwire.uses.following.push.reception import PartialPatch
+from thinwire.uses.following.push.send_schedule import (
+    CHUNK_TIME,
+    EARLY,
+    MIN_CHUNK,
+    SLACK,
+    STALE,
+    Pace,
+    Serving,
+)
 
 MBIT = 125_000.0  # bytes/s
 

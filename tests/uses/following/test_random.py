@@ -13,7 +13,7 @@ from torch import Tensor
 from waiting import HOST, until
 
 from thinwire.uses.following.push.follower import Follower
-from thinwire.uses.following.push.relay import StateRelay
+from thinwire.uses.following.push.state_relay import StateRelay
 
 
 @pytest.mark.parametrize(("seed", "versions", "relayed"), [(0, 200, 0), (1, 25, 0), (2, 25, 0), (3, 60, 1)])

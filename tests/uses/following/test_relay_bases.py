@@ -22,10 +22,9 @@ from thinwire.state.patches.patch import Patch
 from thinwire.state.replica import Replica
 from thinwire.types import DesyncError, InputError, PayloadError
 from thinwire.uses.following.mirror import Mirror
-from thinwire.uses.following.push.ask import ask
-from thinwire.uses.following.push.follower import Follower
+from thinwire.uses.following.push.follower import Follower, ask
 from thinwire.uses.following.push.publisher import Publisher
-from thinwire.uses.following.push.relay import StateRelay
+from thinwire.uses.following.push.state_relay import StateRelay
 
 
 def model_of(tensors: dict[str, Tensor]) -> Model:

@@ -20,7 +20,7 @@ from thinwire.state.replica import Replica
 from thinwire.types import InputError
 from thinwire.uses.following.push.feed import Feed
 from thinwire.uses.following.push.follower import Follower
-from thinwire.uses.following.push.relay import StateRelay
+from thinwire.uses.following.push.state_relay import StateRelay
 
 
 def test_a_relay_that_starts_again_from_its_file_takes_a_patch(tmp_path: Path) -> None:

@@ -16,10 +16,10 @@ from thinwire.links.hub.hub import Hub
 from thinwire.types import AuthError, InputError, LinkError
 from thinwire.uses.following.commands import following as cli
 from thinwire.uses.following.push import feed
-from thinwire.uses.following.push import relay as relays
+from thinwire.uses.following.push import state_relay as relays
 from thinwire.uses.following.push.follower import Follower
 from thinwire.uses.following.push.publisher import Publisher
-from thinwire.uses.following.push.relay import StateRelay
+from thinwire.uses.following.push.state_relay import StateRelay
 
 
 def test_a_relay_calls_versions_as_its_publisher_does() -> None:

@@ -15,7 +15,7 @@ from waiting import HOST, LONG, until
 
 from thinwire.state.history import History
 from thinwire.types import InputError, LinkError
-from thinwire.uses.following.pull.writer import ShelfWriter
+from thinwire.uses.following.pull.store_writer import ShelfWriter
 from thinwire.uses.following.push.follower import Follower
 from thinwire.uses.following.push.publisher import Publisher
 

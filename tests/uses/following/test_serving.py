@@ -12,10 +12,9 @@ from states import draft
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
 from thinwire.types import PayloadError
-from thinwire.uses.following.push.making import Making
-from thinwire.uses.following.push.pace import MIN_CHUNK
+from thinwire.uses.following.push.draft_maker import Making
 from thinwire.uses.following.push.protocol import Abandon, Begin, Chunk, End, Message
-from thinwire.uses.following.push.serving import Order, Serving, useless
+from thinwire.uses.following.push.send_schedule import MIN_CHUNK, Order, Serving, useless
 
 
 def test_what_is_sent_of_a_patch_is_the_patch_and_the_history_s_own_bytes() -> None:

@@ -18,12 +18,10 @@ from thinwire.state.layout import Layout
 from thinwire.types import InputError
 from thinwire.uses.following.mirror import Mirror
 from thinwire.uses.following.pull.claim import LOOKS
-from thinwire.uses.following.pull.fetching import Fetching
-from thinwire.uses.following.pull.keeping import Keeping
-from thinwire.uses.following.pull.manifest import unpack
-from thinwire.uses.following.pull.proof import Proof
-from thinwire.uses.following.pull.writer import ShelfWriter
-from thinwire.uses.following.pull.writing import BEATS, LATE, StoreWriting
+from thinwire.uses.following.pull.manifest import Proof, unpack
+from thinwire.uses.following.pull.retention import Keeping
+from thinwire.uses.following.pull.store_fetching import Fetching
+from thinwire.uses.following.pull.store_writer import BEATS, LATE, ShelfWriter, StoreWriting
 
 pytest.importorskip("zstandard")
 

@@ -25,8 +25,8 @@ from thinwire.state.layout import Layout
 from thinwire.state.patches.patch import Patch
 from thinwire.types import AuthError, InputError, LinkError, PayloadError
 from thinwire.uses.following.mirror import Mirror
-from thinwire.uses.following.pull.fetching import AVOID, Fetching
-from thinwire.uses.following.pull.proof import Proof
+from thinwire.uses.following.pull.manifest import Proof
+from thinwire.uses.following.pull.store_fetching import AVOID, Fetching
 
 pytest.importorskip("zstandard")
 

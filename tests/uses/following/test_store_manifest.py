@@ -18,9 +18,8 @@ from thinwire.files.safetensors import unwrap, wrap
 from thinwire.state.layout import Layout
 from thinwire.types import AuthError, PayloadError
 from thinwire.uses.following.pull import manifest as manifests
-from thinwire.uses.following.pull.manifest import File, Manifest, StoredVersion, unpack
+from thinwire.uses.following.pull.manifest import File, Manifest, Proof, StoredVersion, unpack
 from thinwire.uses.following.pull.manifest import unpack as unpack_manifest
-from thinwire.uses.following.pull.proof import Proof
 
 TOKENS = [None, b"token"]
 

@@ -10,9 +10,8 @@ from thinwire.files.local_folder import PlainFolder
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
 from thinwire.types import LinkError
-from thinwire.uses.following.pull.fetching import AVOID, Fetching
-from thinwire.uses.following.pull.look import resume
-from thinwire.uses.following.pull.proof import Proof
+from thinwire.uses.following.pull.manifest import Proof
+from thinwire.uses.following.pull.store_fetching import AVOID, Fetching, resume
 
 pytest.importorskip("zstandard")
 

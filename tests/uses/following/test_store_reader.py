@@ -15,11 +15,11 @@ from wired import OPERATIONS, Gone, Wired, thousand
 
 from thinwire.files.local_folder import PlainFolder
 from thinwire.types import AuthError, InputError, LinkError
-from thinwire.uses.following.pull import reader as reader_module
+from thinwire.uses.following.pull import store_reader as reader_module
 from thinwire.uses.following.pull.claim import read_manifest
-from thinwire.uses.following.pull.proof import Proof
-from thinwire.uses.following.pull.reader import SIGNS, ShelfReader
-from thinwire.uses.following.pull.writer import ShelfWriter
+from thinwire.uses.following.pull.manifest import Proof
+from thinwire.uses.following.pull.store_reader import SIGNS, ShelfReader
+from thinwire.uses.following.pull.store_writer import ShelfWriter
 
 pytest.importorskip("zstandard")
 
@@ -70,7 +70,7 @@ def test_iteration_skips_to_the_newest_and_ends_with_the_publisher(tmp_path):
 
 def test_ages_are_right_once_the_readers_clock_is(tmp_path, monkeypatch):
     clock = SimpleNamespace(monotonic=monotonic, time=lambda: time.time() - 3600)
-    monkeypatch.setattr("thinwire.uses.following.pull.reader.time", clock)
+    monkeypatch.setattr("thinwire.uses.following.pull.store_reader.time", clock)
     with ShelfWriter.of(tmp_path, Model()) as writer, ShelfReader(tmp_path, **FAST) as reader:
         writer.publish()
         reader.wait(timeout=LONG)
@@ -195,7 +195,7 @@ def test_who_waits_for_ever_is_served(tmp_path):
 
 def test_an_outage_ends_neither_publisher_nor_reader(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Nothing is published meanwhile: it is the signs of life that meet with it."""
-    monkeypatch.setattr("thinwire.uses.following.pull.writer.RETRY", 0.01)
+    monkeypatch.setattr("thinwire.uses.following.pull.store_writer.RETRY", 0.01)
     state = thousand()
     with ShelfWriter.of(url, state, lease=1.0) as writer, ShelfReader(url, poll=0.01) as reader:
         writer.publish()

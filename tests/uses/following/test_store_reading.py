@@ -15,8 +15,8 @@ from waiting import until
 from thinwire.files.local_folder import open_folder
 from thinwire.types import InputError, LinkError
 from thinwire.uses.following.mirror import Mirror
-from thinwire.uses.following.pull.fetching import AVOID, Fetching
-from thinwire.uses.following.pull.proof import Proof
+from thinwire.uses.following.pull.manifest import Proof
+from thinwire.uses.following.pull.store_fetching import AVOID, Fetching
 
 pytest.importorskip("zstandard")
 

@@ -14,9 +14,8 @@ from hypothesis import strategies as st
 from store_examples import example, leg
 
 from thinwire.types import InputError
-from thinwire.uses.following.pull.keeping import Keeping
 from thinwire.uses.following.pull.manifest import MAX_VERSIONS, File, StoredVersion
-from thinwire.uses.following.pull.route import cheapest, farthest
+from thinwire.uses.following.pull.retention import Keeping, cheapest, farthest
 
 
 def test_the_route_takes_what_costs_least():

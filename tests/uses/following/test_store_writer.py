@@ -20,16 +20,13 @@ from thinwire.state.history import History
 from thinwire.state.layout import Layout
 from thinwire.state.patches.patch import Version
 from thinwire.types import InputError
-from thinwire.uses.following.pull import writer as writer_module
+from thinwire.uses.following.pull import store_writer as writer_module
 from thinwire.uses.following.pull.claim import read_manifest
-from thinwire.uses.following.pull.keeping import Keeping
-from thinwire.uses.following.pull.keyframe import Keyframe
-from thinwire.uses.following.pull.look import recall
-from thinwire.uses.following.pull.manifest import unpack
-from thinwire.uses.following.pull.proof import Proof
-from thinwire.uses.following.pull.reader import ShelfReader
-from thinwire.uses.following.pull.writer import ShelfWriter
-from thinwire.uses.following.pull.writing import StoreWriting
+from thinwire.uses.following.pull.manifest import Proof, unpack
+from thinwire.uses.following.pull.retention import Keeping
+from thinwire.uses.following.pull.store_fetching import recall
+from thinwire.uses.following.pull.store_reader import ShelfReader
+from thinwire.uses.following.pull.store_writer import Keyframe, ShelfWriter, StoreWriting
 
 pytest.importorskip("zstandard")
 
@@ -82,7 +79,7 @@ def test_a_writer_tells_what_keeps_it_from_writing_and_goes_on_when_it_can(tmp_p
 
     with monkeypatch.context() as m:
         m.setattr(os, "fsync", full)
-        m.setattr("thinwire.uses.following.pull.writer.RETRY", 0.05)
+        m.setattr("thinwire.uses.following.pull.store_writer.RETRY", 0.05)
         model.train_a_little()
         writer.publish()
         until(lambda: writer.status.error)
@@ -105,7 +102,7 @@ def test_a_full_disk_does_not_keep_old_files_from_being_deleted(tmp_path, monkey
         raise OSError(errno.ENOSPC, "No space left on device")
 
     with monkeypatch.context() as m:
-        m.setattr("thinwire.uses.following.pull.writer.RETRY", 0.05)
+        m.setattr("thinwire.uses.following.pull.store_writer.RETRY", 0.05)
         m.setattr(StoreWriting, "write", full)
         m.setattr(StoreWriting, "sweep", lambda store: swept.set())
         writer.publish()

@@ -26,10 +26,10 @@ from wired import Gone, Wired, thousand
 
 from thinwire.files.local_folder import open_folder
 from thinwire.state.patches import lane
-from thinwire.uses.following.pull.fetching import Fetching
-from thinwire.uses.following.pull.keeping import Keeping
-from thinwire.uses.following.pull.proof import Proof
-from thinwire.uses.following.pull.writer import ShelfWriter
+from thinwire.uses.following.pull.manifest import Proof
+from thinwire.uses.following.pull.retention import Keeping
+from thinwire.uses.following.pull.store_fetching import Fetching
+from thinwire.uses.following.pull.store_writer import ShelfWriter
 
 pytest.importorskip("zstandard")
 

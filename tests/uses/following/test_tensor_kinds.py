@@ -25,7 +25,7 @@ from thinwire.types import InputError
 from thinwire.uses.following.mirror import Mirror
 from thinwire.uses.following.push.follower import Follower
 from thinwire.uses.following.push.publisher import Publisher
-from thinwire.uses.following.push.relay import StateRelay
+from thinwire.uses.following.push.state_relay import StateRelay
 
 State = dict[str, Tensor]
 

@@ -25,15 +25,12 @@ from thinwire.runs.records.runs import Run
 from thinwire.runs.records.schema import LinkInfo, RecipeText
 from thinwire.runs.report.page import report_html
 from thinwire.types import InputError
-from thinwire.uses.following.run import cards
-from thinwire.uses.following.run import demo as state_demo
-from thinwire.uses.following.run.board import Board, rows
-from thinwire.uses.following.run.config import StateConfig
-from thinwire.uses.following.run.demo import LATE, TRAINER, WRITER
+from thinwire.uses.following.run import cards, state_demo
+from thinwire.uses.following.run.demo_ranks import Tuning, base_model, digest
 from thinwire.uses.following.run.gate import Gate
-from thinwire.uses.following.run.job import Tuning, base_model, digest
+from thinwire.uses.following.run.options import StateConfig
 from thinwire.uses.following.run.record import FollowerLog, StateRecord
-from thinwire.uses.following.run.recorder import StateRecorder
+from thinwire.uses.following.run.state_demo import LATE, TRAINER, WRITER, Board, StateRecorder, rows
 from thinwire.uses.kinds import load_runs
 
 LONG = 90.0  # seconds; a limit, not an expectation

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol, runtime_checkable
 
 from thinwire.codecs import Codec, Raw
-from thinwire.codecs.inner import require_codec
+from thinwire.codecs.codec import require_codec
 from thinwire.spec import Spec
 from thinwire.types import InputError, require
 

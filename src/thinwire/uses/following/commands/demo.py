@@ -10,7 +10,7 @@ from thinwire.runs.terminal.needs import fetch_needs
 from thinwire.runs.terminal.options import with_config
 from thinwire.runs.terminal.output import print_json, tell
 from thinwire.types import ThinwireError
-from thinwire.uses.following.run.config import StateConfig
+from thinwire.uses.following.run.options import StateConfig
 
 STATE_SHOWN = ("model", "data", "link", "steps", "seed", "emulate", "out", "json", "quiet")
 
@@ -26,8 +26,7 @@ def state(given: dict[str, Any]) -> None:
     from thinwire.runs.records.holding import holding
     from thinwire.runs.report.page import write_report
     from thinwire.uses.following.run import cards
-    from thinwire.uses.following.run.board import Board
-    from thinwire.uses.following.run.demo import run
+    from thinwire.uses.following.run.state_demo import Board, run
 
     fetch_needs(config.model, config.data, quiet=config.quiet or config.json)
     out = Path(config.out)

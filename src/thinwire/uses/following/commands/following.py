@@ -22,10 +22,10 @@ from thinwire.runs.terminal.live import LOOK, Live, Trouble, await_coming
 from thinwire.runs.terminal.places import largest
 from thinwire.types import InputError, LinkError, ThinwireError, require
 from thinwire.uses.following.commands.options import FollowConfig
-from thinwire.uses.following.pull.look import look
-from thinwire.uses.following.pull.reader import ReaderStatus, ShelfReader
+from thinwire.uses.following.follower_base import TIMEOUT
+from thinwire.uses.following.pull.store_fetching import look
+from thinwire.uses.following.pull.store_reader import ReaderStatus, ShelfReader
 from thinwire.uses.following.push.follower import Follower, FollowingStatus
-from thinwire.uses.following.using import TIMEOUT
 from thinwire.uses.layered import LAYERS, layered_form
 
 STATE_EVERY = 10.0  # seconds between two saves of --state at least

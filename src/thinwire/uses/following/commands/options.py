@@ -14,7 +14,7 @@ from thinwire.runs.options import Options, option
 from thinwire.runs.terminal.command import SECONDS
 from thinwire.runs.terminal.places import PORT, check_file, check_state
 from thinwire.types import InputError, require
-from thinwire.uses.following.using import PATIENCE, POLL
+from thinwire.uses.following.follower_base import PATIENCE, POLL
 
 DAY = 86_400.0  # seconds: the most of --rest and --wait
 PUSH, PULL = "For followers that connect", "For followers that fetch"

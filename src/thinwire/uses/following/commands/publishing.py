@@ -20,10 +20,10 @@ from thinwire.runs.terminal.live import Live, Trouble, warned
 from thinwire.runs.terminal.places import reached_at
 from thinwire.state.binding import WRAPPED
 from thinwire.state.layout import Dtypes
-from thinwire.types import InputError, require
-from thinwire.uses.following.commands.layered import publish_layers, read_layered
+from thinwire.types import InputError, PayloadError, require
 from thinwire.uses.following.commands.options import PublishConfig, parse_bounds, parse_dtypes
-from thinwire.uses.following.outlets import Outlets
+from thinwire.uses.following.publish_targets import Outlets
+from thinwire.uses.layered import LAYERS, Layered, layered_form
 
 NAMER = "a wrapper such as DistributedDataParallel"
 
@@ -142,3 +142,28 @@ def _line(outlets: Outlets) -> str:
         parts.append(f"{megabytes(status.nbytes)} stored{there}")
         parts += [f"note: {status.error}"] if status.error else []
     return ", ".join(parts)
+
+
+def read_layered(path: Path) -> Layered:
+    """Return the packed scene at a path. Errors: ``InputError`` naming it, ``OSError``."""
+    try:
+        return layered_form().layered(path.read_bytes())
+    except PayloadError as e:
+        raise InputError(f"--layers: {path} is no whole packed scene: {e}") from e
+
+
+def publish_layers(scene: Layered, outlets: Outlets, live: Live, once: bool) -> None:
+    """Publish all layers, each when those who follow have the one before; then, unless ``once``, stay."""
+    had = outlets.history.newest.meta.get(LAYERS, 1)  # where it goes on from what an earlier one left
+    for layers in range(had if isinstance(had, int) and 1 <= had <= scene.count else 1, scene.count + 1):
+        outlets.publish(scene.state(layers), {LAYERS: layers})
+        live.tick()
+        if once:
+            outlets.finish()
+        elif layers < scene.count:
+            while not outlets.arrived():
+                outlets.check()
+                time.sleep(LOOK)
+    while not once:
+        outlets.check()
+        time.sleep(LOOK)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Callable
 from dataclasses import replace
@@ -9,12 +10,28 @@ from dataclasses import replace
 from thinwire.files.base import Folder
 from thinwire.replacing import PART
 from thinwire.types import AuthError, InputError, PayloadError
-from thinwire.uses.following.pull.manifest import KEYFRAMES, MAX_MANIFEST, PATCHES, STATE, Manifest, unpack
-from thinwire.uses.following.pull.proof import Proof
+from thinwire.uses.following.pull.manifest import (
+    KEYFRAMES,
+    LAYOUT,
+    MAX_MANIFEST,
+    PATCHES,
+    STATE,
+    WRITTEN,
+    Manifest,
+    Proof,
+    unpack,
+)
 
 LOOKS = 6  # within the lease of a publisher that may be gone
 MOMENT = 0.5  # seconds between these where there is no manifest just now
 LONGEST = 86400.0  # seconds: a lease that nobody waits for
+HIGHEST = 1 << 48  # no name of a file moves the numbers of versions above this
+_TOP = "|".join(re.escape(name) for name in (STATE, LAYOUT))
+# What a file is called until it is whole: a plain folder's name begins with a dot, a store's does not.
+_PART = re.compile(
+    rf"(({PATCHES}|{KEYFRAMES})/\.?[0-9-]+-[0-9a-f]{{8}}\.safetensors|\.?({_TOP}))"
+    rf"\.[0-9a-f]{{8}}{re.escape(PART)}"
+)
 Wait = Callable[[float], None]
 
 
@@ -93,7 +110,7 @@ def _found(folder: Folder, proof: Proof, blank: Manifest) -> Manifest | None:
 def _in_use(folder: Folder) -> bool:
     """Return whether there are files as a publisher writes them, its manifest's next or last one included."""
     aside = any(name.startswith(f"{STATE}.") and name.endswith(PART) for name in folder.sizes(""))
-    return aside or bool(folder.sizes(PATCHES) or folder.sizes(KEYFRAMES))
+    return aside or bool(files_in(folder))
 
 
 def _sign(found: Manifest) -> tuple[str, float]:
@@ -121,3 +138,24 @@ def check_still_ours(folder: Folder, proof: Proof, instance: str) -> None:
             f"another publisher has taken over {folder.where}, so this one has stopped; "
             "give each a folder of its own"
         )
+
+
+def files_in(folder: Folder) -> dict[str, int | None]:
+    """Return the patches and keyframes in a folder, and their bytes where these are known."""
+    return folder.sizes(PATCHES) | folder.sizes(KEYFRAMES)
+
+
+def highest(folder: Folder) -> int:
+    """Return the highest version that a file there is called after, 0 where there is none.
+
+    Where the manifest was lost or deleted, readers may hold that one, and take none that is not above it.
+    """
+    found = (WRITTEN.fullmatch(name) for name in files_in(folder))
+    numbers = (int(match["version"]) for match in found if match)
+    return max((n for n in numbers if n < HIGHEST), default=0)
+
+
+def left_behind(folder: Folder) -> list[str]:
+    """Return the files, whole or not, that publishers of a state write: no others are theirs to delete."""
+    names = [*files_in(folder), *folder.sizes("")]
+    return [name for name in names if WRITTEN.fullmatch(name) or _PART.fullmatch(name)]

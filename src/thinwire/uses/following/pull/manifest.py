@@ -6,6 +6,8 @@ nothing in it: names are of one form, numbers bounded and in order, before any o
 
 from __future__ import annotations
 
+import hashlib
+import hmac
 import json
 import math
 import re
@@ -13,10 +15,10 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
+from thinwire.links.security import REMEDY, check_bytes
 from thinwire.state.patches.patch import Meta, check_meta, is_time
 from thinwire.types import WRONG_VALUES, AuthError, InputError, PayloadError, require
-from thinwire.uses.following.pull.proof import Proof
-from thinwire.uses.following.source import check_text
+from thinwire.uses.following.published_tensors import check_text
 
 STATE, LAYOUT = "state.json", "layout.json"
 PATCHES, KEYFRAMES = "patches", "keyframes"
@@ -30,6 +32,7 @@ NAME = re.compile(rf"({PATCHES}|{KEYFRAMES})/[0-9a-z-]{{1,100}}\.safetensors")
 _LEG = r"(patches/[0-9]{8,16}-|keyframes/)(?P<version>[0-9]{8,16})-[0-9a-f]{8}\.safetensors"
 WRITTEN = re.compile(_LEG)  # what publishers call files; readers take any NAME
 HASH, CHECK, LABEL = re.compile("[0-9a-f]{16}"), re.compile("[0-9a-f]{64}"), re.compile("[0-9a-f]{8,64}")
+CONTEXT = b"thinwire shelf 1"
 
 
 @dataclass(frozen=True)
@@ -186,3 +189,37 @@ def _text(value: Any, form: re.Pattern[str]) -> str:
     if not isinstance(value, str) or not form.fullmatch(value):
         raise PayloadError(f"{str(value)[:60]!r} is not of the form {form.pattern}")
     return value
+
+
+class Proof:
+    """Makes and checks the hashes of files.
+
+    >>> Proof(None).of("a", b"data") == Proof(b"token").of("a", b"data")
+    False
+    """
+
+    def __init__(self, token: bytes | None) -> None:
+        check_bytes(token)
+        self.keyed = token is not None
+        self._key = hashlib.blake2b(
+            CONTEXT, key=hashlib.blake2b(token or b"").digest(), digest_size=32
+        ).digest()
+
+    def of(self, name: str, data: bytes) -> str:
+        """Return the hash of the file ``name`` with these bytes: 64 hexadecimal digits."""
+        if not self.keyed:
+            return hashlib.sha256(data).hexdigest()
+        code = hmac.new(self._key, name.encode() + b"\0", hashlib.sha256)  # no name has a zero byte
+        code.update(data)
+        return code.hexdigest()
+
+    def fits(self, name: str, data: bytes, check: str) -> bool:
+        """Return whether ``check`` is the hash of the file."""
+        return hmac.compare_digest(self.of(name, data).encode(), check.encode())
+
+    def same_side(self, keyed: bool, where: str) -> None:
+        """Raise ``AuthError`` where just one of publisher and reader has a token."""
+        if keyed and not self.keyed:
+            raise AuthError(f"the state at {where} is signed with a token: {REMEDY}, the publisher's")
+        if self.keyed and not keyed:
+            raise AuthError(f"the state at {where} is not signed: publish with the token, or read without")

@@ -18,7 +18,7 @@ from thinwire.state.patches.draft import Draft
 from thinwire.state.patches.patch import Version, dump_meta
 from thinwire.types import InputError, LinkError, PayloadError, require
 from thinwire.uses.following.push import protocol
-from thinwire.uses.following.push.making import Making
+from thinwire.uses.following.push.draft_maker import Making
 from thinwire.uses.following.push.protocol import (
     MAGIC,
     MAX_NAME,
@@ -34,7 +34,7 @@ from thinwire.uses.following.push.protocol import (
     Quiet,
     Same,
 )
-from thinwire.uses.following.push.serving import CHECK_SHARE, Order, Serving, Transfer
+from thinwire.uses.following.push.send_schedule import CHECK_SHARE, Order, Serving, Transfer
 
 TURN = 1.0  # seconds
 UNGREETED = 3.0  # seconds, some round trips, after which who is there and has said nothing is asked for HELLO

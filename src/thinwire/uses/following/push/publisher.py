@@ -15,8 +15,8 @@ from thinwire.state.history import History
 from thinwire.state.layout import Bounds, Dtypes, Layout
 from thinwire.state.patches.patch import Version
 from thinwire.types import InputError, LinkError, require
+from thinwire.uses.following.published_tensors import Names, Source, check_text, notes_of, tensors_of
 from thinwire.uses.following.push.feed import Feed, FollowerStatus, check_name
-from thinwire.uses.following.source import Names, Source, check_text, notes_of, tensors_of
 
 TIMEOUT = 60.0  # seconds
 POLL = 0.01  # seconds

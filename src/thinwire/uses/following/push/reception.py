@@ -8,6 +8,7 @@ import threading
 from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic
+from typing import Protocol
 
 from thinwire.links.hub.spoke import Spoke
 from thinwire.links.hub.station import Event, EventKind
@@ -15,10 +16,18 @@ from thinwire.links.inbox import renewed
 from thinwire.state.layout import MAX_NBYTES, Layout, TooLarge
 from thinwire.state.patches.body import most
 from thinwire.state.patches.moves import Reading
-from thinwire.state.patches.patch import MAX_META, MAX_VERSION, Version, is_time, load_meta
+from thinwire.state.patches.patch import (
+    FIELDS,
+    HEAD,
+    MAX_META,
+    MAX_VERSION,
+    Patch,
+    Version,
+    is_time,
+    load_meta,
+)
 from thinwire.types import DesyncError, InputError, LinkError, PayloadError, require
 from thinwire.uses.following.push import protocol
-from thinwire.uses.following.push.partial_patch import PartialPatch
 from thinwire.uses.following.push.protocol import (
     DOWN,
     MAGIC,
@@ -38,7 +47,6 @@ from thinwire.uses.following.push.protocol import (
     Quiet,
     Same,
 )
-from thinwire.uses.following.push.target import Target
 
 TURN = 1.0  # seconds
 REST = 0.25  # seconds without a patch after which what the next one needs is done before it comes
@@ -47,6 +55,44 @@ ANSWER = 5.0  # seconds without an answer after which HELLO is said again; twice
 LONGEST = 60.0  # but no more
 FAILURES = 5  # patches or messages in a row that cannot be used before the follower gives up
 WAITING = 2  # patches that come or wait to be applied, besides the one that is read; those given up count too
+MAX_HEAD = HEAD.size + FIELDS.size + MAX_META  # bytes
+
+
+class Target(Protocol):
+    """What patches are applied to: a replica, a relay's history, or both."""
+
+    @property
+    def held(self) -> Version:
+        """The newest complete version."""
+        ...
+
+    @property
+    def above(self) -> int:
+        """The newest version number that is known here or further down."""
+        ...
+
+    def agree(self, layout: Layout, name: str) -> None:
+        """Take the publisher's layout; ``InputError`` where it does not fit. Called again if it changes."""
+        ...
+
+    def reading(self, base_hash: int) -> Reading | None:
+        """Return what reads a patch from ``base_hash`` as it comes; None where that is not held."""
+        ...
+
+    def apply(self, patch: Patch, reading: Reading | None = None) -> Version:
+        """Move on by a patch; ``PayloadError`` or ``DesyncError`` where that fails, with nothing changed.
+
+        ``reading`` may have read some of it.
+        """
+        ...
+
+    def prepare(self) -> None:
+        """Do what can be done before the next patch comes."""
+        ...
+
+    def confirm(self, version: Version) -> Version:
+        """Call what is held as the publisher does, and return that; errors as ``apply``."""
+        ...
 
 
 class Reception:
@@ -381,3 +427,87 @@ class Reception:
         self.failures += 1
         if self.failures >= FAILURES:
             raise renewed(error)
+
+
+class PartialPatch:
+    """What is here of one transfer: bytes of a patch's body, at most ``limit``, and in the end its head.
+
+    One thread adds bytes, ends it or drops it; another may wait for them. Errors: ``PayloadError``, and then
+    it is of no more use.
+    """
+
+    def __init__(self, begin: Begin, limit: int, part: bytearray | None = None) -> None:
+        at = len(part) if part is not None else 0
+        fits = begin.start == at
+        require(fits, PayloadError, f"a patch that begins at byte {begin.start}, expected at {at}")
+        self.begin, self._limit = begin, limit
+        self.data = bytearray() if part is None else part  # grows as bytes come: a claim costs nothing
+        self.head = b""  # the patch's, which comes last
+        self.dropped = False  # no more will come
+        self.came = self._began = monotonic()  # when the newest bytes did
+        self._news = threading.Condition()
+
+    @property
+    def whole(self) -> bool:
+        return bool(self.head)
+
+    @property
+    def seconds(self) -> float:
+        """How long the bytes took to come."""
+        return self.came - self._began
+
+    @property
+    def ended(self) -> bool:
+        return self.whole or self.dropped
+
+    def drop(self) -> None:
+        """Note that no more will come; nothing where all is here."""
+        with self._news:
+            self.dropped = self.dropped or not self.whole
+            self._news.notify_all()
+
+    def wait(self, nbytes: int, timeout: float) -> None:
+        """Wait until more than ``nbytes`` are here, or it has ended; ``timeout`` in seconds."""
+        with self._news:
+            self._news.wait_for(lambda: self.ended or len(self.data) > nbytes, timeout)
+
+    def add(self, chunk: Chunk) -> None:
+        """Append a chunk, which must be the next one."""
+        here, n = len(self.data), len(chunk.data)
+        require(
+            chunk.at == here and n > 0,
+            PayloadError,
+            f"{n} bytes of a patch at {chunk.at}, expected at {here}",
+        )
+        require(
+            here + n <= self._limit, PayloadError, f"a patch of over {self._limit} bytes, too many for it"
+        )
+        with self._news:
+            self.came = monotonic()
+            self.data += chunk.data
+            self._news.notify_all()
+
+    def end(self, end: End) -> None:
+        """Take the head: all of the body is here."""
+        here = len(self.data)
+        fits = 0 < end.nbytes == here and 0 < len(end.head) <= MAX_HEAD
+        require(fits, PayloadError, f"the end of a patch of {end.nbytes} bytes, of which {here} are here")
+        with self._news:
+            self.came, self.head = monotonic(), bytes(end.head)
+            self._news.notify_all()
+
+    def patch(self) -> Patch:
+        """Return the patch, and let go of its bytes, which it has. Errors: ``PayloadError`` for none."""
+        patch, told = Patch.join(self.head, self.data), self.begin.version
+        self.data = bytearray()
+        as_told = _ends(patch) == _ends(self.begin)
+        require(as_told, PayloadError, f"a patch to version {patch.version} announced as one to {told}")
+        return patch
+
+    def continued_by(self, begin: Begin) -> bool:
+        """Return whether ``begin`` goes on with this patch after a new connection."""
+        return _ends(begin) == _ends(self.begin) and begin.start == len(self.data)
+
+
+def _ends(of: Begin | Patch) -> tuple[int, int, int, int]:
+    return of.base, of.base_hash, of.version, of.hash

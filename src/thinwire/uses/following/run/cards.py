@@ -13,8 +13,8 @@ from thinwire.runs.report.cards import card, dot, grid, legend, table
 from thinwire.runs.report.details import Rows
 from thinwire.runs.report.drawing import RULE, WIDTH, Curve, labelled, lines, new_axes, series_colour
 from thinwire.runs.report.terminal import terminal_table
-from thinwire.uses.following.run.board import DASH, seconds
 from thinwire.uses.following.run.record import FollowerLog, StateRecord
+from thinwire.uses.following.run.state_demo import DASH, seconds
 
 StateRun = Run[StateRecord]
 FAULT = "A follower did not end with the publisher's bits. That is a fault; please report it."

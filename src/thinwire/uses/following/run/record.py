@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from thinwire.runs.options import Options
 from thinwire.runs.records.schema import RunRecord, UnitMetrics, about
-from thinwire.uses.following.run.config import StateConfig
+from thinwire.uses.following.run.options import StateConfig
 
 STREAM = "changes"
 

@@ -16,7 +16,7 @@ from thinwire.links.inbox import renewed
 from thinwire.state.history import History
 from thinwire.state.patches.draft import Draft
 from thinwire.types import LinkError
-from thinwire.uses.following.push.serving import Order
+from thinwire.uses.following.push.send_schedule import Order
 
 WORTH = 1 / 16  # of a draft's bytes: its first section may be of a small tensor alone
 YOUNG = 10.0  # seconds that a keyframe is given to whoever joins: then a fresh one spares them older contents

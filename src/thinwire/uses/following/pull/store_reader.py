@@ -18,10 +18,10 @@ from thinwire.state.layout import MAX_NBYTES, TooLarge
 from thinwire.state.patches.patch import Version
 from thinwire.state.replica import CHECK_EVERY, Replica
 from thinwire.types import AuthError, InputError, LinkError, ThinwireError, require
+from thinwire.uses.following.follower_base import PATIENCE, POLL, SLOW, TIMEOUT, Using
 from thinwire.uses.following.mirror import Mirror
-from thinwire.uses.following.pull.fetching import Fetching
-from thinwire.uses.following.pull.proof import Proof
-from thinwire.uses.following.using import PATIENCE, POLL, SLOW, TIMEOUT, Using
+from thinwire.uses.following.pull.manifest import Proof
+from thinwire.uses.following.pull.store_fetching import Fetching
 
 SIGNS = 8  # of the publisher, the last ones, by which its clock is judged: either clock may be set
 MOMENT = 1.0  # seconds for a look to end that nobody waits for any more

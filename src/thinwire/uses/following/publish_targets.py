@@ -15,10 +15,10 @@ from thinwire.state.history import History
 from thinwire.state.layout import Bounds, Dtypes, Layout
 from thinwire.state.patches.patch import Meta, Version
 from thinwire.types import InputError, LinkError, require
-from thinwire.uses.following.pull.look import resume
-from thinwire.uses.following.pull.writer import ShelfWriter
+from thinwire.uses.following.follower_base import SLOW
+from thinwire.uses.following.pull.store_fetching import resume
+from thinwire.uses.following.pull.store_writer import ShelfWriter
 from thinwire.uses.following.push.publisher import Publisher
-from thinwire.uses.following.using import SLOW
 
 PATIENCE = 300.0  # seconds that finish waits for a follower
 ATTEMPTS = 2  # that finish has at a store which takes no file: to sweep it may have helped
