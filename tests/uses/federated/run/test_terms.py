@@ -53,7 +53,13 @@ def test_terms_out_of_bounds_are_refused_before_a_model_is_made(
     hostile: tuple[dict[str, Any], str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     odd, said = hostile
-    monkeypatch.setattr(client_program, "build_model", None)  # which the first one would call
+    build = client_program.build_model
+
+    def counted(*what: Any) -> torch.nn.Module:
+        assert torch.get_default_device().type == "meta"  # nothing is made but to be counted
+        return build(*what)
+
+    monkeypatch.setattr(client_program, "build_model", counted)
     with pytest.raises(ThinwireError) as error:
         make_client(JoinConfig(), GOOD | odd, DATA)
     text = str(error.value)
