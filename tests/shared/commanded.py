@@ -83,8 +83,8 @@ def meanwhile(monkeypatch: pytest.MonkeyPatch, script: Script) -> list[str]:
                 raise KeyboardInterrupt from None
 
     clock = SimpleNamespace(sleep=sleep, monotonic=time.monotonic)
-    for room in ("cli.states.publishing", "engines.sync.outlets"):
-        monkeypatch.setattr(f"thinwire.{room}.time", clock)
+    for room in ("commands.publishing", "publish_targets"):
+        monkeypatch.setattr(f"thinwire.uses.following.{room}.time", clock)
     monkeypatch.setattr("thinwire.runs.terminal.live.Live.note", lambda _, text: notes.append(text))
     return notes
 
