@@ -33,6 +33,7 @@ from thinwire.uses.following.pull.claim import (
     highest,
     left_behind,
 )
+from thinwire.uses.following.pull.keyframe import Keyframe
 from thinwire.uses.following.pull.manifest import (
     KEYFRAMES,
     LAYOUT,
@@ -46,7 +47,6 @@ from thinwire.uses.following.pull.manifest import (
 )
 from thinwire.uses.following.pull.retention import Keeping
 from thinwire.uses.following.pull.store_fetching import resume
-from thinwire.uses.following.pull.store_writer import Keyframe
 
 LEASE = 60.0  # seconds that a silent publisher keeps others out
 TIMEOUT = 60.0  # seconds
