@@ -32,15 +32,12 @@ ratios = columns(  # bytes a version against bf16 whole and the best of the othe
     lambda found: (
         r | {"mine": r["ways"][OURS], "best": r["ways"][r["best_other"]]} for r in found["coding"]
     ),
-    *PLACE,
-    ("changed", "{changed:.2%}"),
-    ("thinwire", lambda r: _size(r["mine"]["bytes"])),
+    *PLACE, ("changed", "{changed:.2%}"), ("thinwire", lambda r: _size(r["mine"]["bytes"])),
     ("against bf16 whole", "{mine[ratio]:.0f}×"),
     ("best other", lambda r: f"{_size(r['best']['bytes'])} ({r['best_other']})"),
-    ("against bf16 whole", "{best[ratio]:.0f}×"),
-    ("fewer bytes than it", "{fewer:.1%}"),
+    ("against bf16 whole", "{best[ratio]:.0f}×"), ("fewer bytes than it", "{fewer:.1%}"),
     ("goals met", lambda r: yes(r["met"]["ratio"] and r["met"]["fewer"])),
-)
+)  # fmt: skip
 
 
 def ways(found: Row) -> str:
@@ -58,16 +55,14 @@ def speeds(found: Row) -> str:
 
     passes = "compiled" if all(r["compiled"] for r in found["coding"]) else "not compiled"
     return columns(
-        "coding",
-        *PLACE,
-        ("changed", "{changed:.2%}"),
+        "coding", *PLACE, ("changed", "{changed:.2%}"),
         speed(OURS, f"thinwire ({passes}): encode / decode, GB/s"),
         *(speed(n, f"{n}: encode / decode") for n in (PLAIN, "xor zstd-1", "pulse zstd-1")),
         ("publish() takes", lambda r: _time(r["parts_s"]["publish"])),
         ("making the patch", lambda r: _time(r["parts_s"]["code"])),
         ("consumer's pause: median / worst", "{pause[median]:.1fm} / {pause[worst]:.1fm} ms"),
         ("goals met", lambda r: yes(r["met"]["speed"] and r["met"]["pause"])),
-    )(found)
+    )(found)  # fmt: skip
 
 
 def _parts(name: str) -> Any:
@@ -76,21 +71,17 @@ def _parts(name: str) -> Any:
 
 ages = columns(  # of versions at their arrival over slow links
     lambda found: (a | a["summary"] for a in found["age"]),
-    ("link, 30 ms", "{mbit} Mbit/s"),
-    ("TCP", "{control}"),
-    ("learning rate", "{rate:g}"),
+    ("link, 30 ms", "{mbit} Mbit/s"), ("TCP", "{control}"), ("learning rate", "{rate:g}"),
     ("steps a version", "{stride}"),
     ("a version every", lambda a: f"{_time(a['published_every'])} ({a['times_the_link']:.1f}× the link)"),
-    ("published → arrived", "{published} → {arrived}"),
-    ("patch", lambda a: _size(a["bytes"])),
-    ("its transfer T", _parts("transfer")),
-    ("encoding", _parts("encode")),
+    ("published → arrived", "{published} → {arrived}"), ("patch", lambda a: _size(a["bytes"])),
+    ("its transfer T", _parts("transfer")), ("encoding", _parts("encode")),
     ("after its last byte", _parts("apply")),
     ("age at arrival: median / worst", lambda a: f"{_time(a['age']['median'])} / {_time(a['age']['worst'])}"),
     ("within T + round trip + both", "{within_first:.0%}, worst {worst_of_first:.2f}×"),
     ("within 2T + round trip", "{within_second:.0%}, worst {worst_of_second:.2f}×"),
     ("note", lambda a: "" if a["valid"] else "the machine was late"),
-)
+)  # fmt: skip
 
 
 def beside(found: Row) -> str:
@@ -112,12 +103,10 @@ def beside(found: Row) -> str:
     alone = [a for a in found["age"] if a["pace"] in ("trained", "apart") and a["control"] == "bbr"]
     return columns(
         lambda _: sorted(alone, key=lambda a: (a["mbit"], a["rate"], a["stride"])),
-        ("link, 30 ms", "{mbit} Mbit/s"),
-        ("learning rate", "{rate:g}"),
-        ("steps a version", "{stride}"),
+        ("link, 30 ms", "{mbit} Mbit/s"), ("learning rate", "{rate:g}"), ("steps a version", "{stride}"),
         (f"{OURS}: median / worst", mine),
         *((name, lambda a, name=name: theirs(name, a)) for name in names),
-    )(found)
+    )(found)  # fmt: skip
 
 
 FEEDS = {"one": "one follower", "relay": "eight behind one relay", "direct": "eight, each on its own"}

@@ -193,13 +193,10 @@ def machine() -> dict[str, Any]:
 
 speeds = columns(
     lambda rows: rows,
-    ("codec", "`{codec}`"),
-    ("bits a value", "{bits_per_value:.2f}"),
-    ("encode, GB/s", "{encode_gb_s:.2f}"),
-    ("decode, GB/s", "{decode_gb_s:.2f}"),
-    ("both, GB/s", "{both_gb_s:.2f}"),
+    ("codec", "`{codec}`"), ("bits a value", "{bits_per_value:.2f}"), ("encode, GB/s", "{encode_gb_s:.2f}"),
+    ("decode, GB/s", "{decode_gb_s:.2f}"), ("both, GB/s", "{both_gb_s:.2f}"),
     ("both, share of a copy's", "{share_of_memcpy:.1%}"),
-)
+)  # fmt: skip
 
 
 def table(found: Row) -> str:

@@ -128,14 +128,10 @@ def row(steps: Sequence[Frame], of: str, label: str) -> dict[str, Any]:
 
 
 table = columns(  # what each memory leaves to send, and the error at equal bits
-    "rows",
-    ("of", "{of}"),
-    ("memory", "{memory}"),
-    ("residual's energy", "{energy:.4f}"),
-    ("error, 2 bits", lambda r: f"{r['error']['2']:.4f}"),
-    ("4 bits", lambda r: f"{r['error']['4']:.4f}"),
+    "rows", ("of", "{of}"), ("memory", "{memory}"), ("residual's energy", "{energy:.4f}"),
+    ("error, 2 bits", lambda r: f"{r['error']['2']:.4f}"), ("4 bits", lambda r: f"{r['error']['4']:.4f}"),
     ("8 bits", lambda r: f"{r['error']['8']:.4f}"),
-)
+)  # fmt: skip
 TABLES: dict[str, Draw] = {"deltas": table}
 
 

@@ -156,7 +156,7 @@ TABLES: dict[str, Draw] = {"emulator": table}
 
 
 def main() -> None:
-    """Measure what is missing and print the table."""
+    """Measure what is missing, and print it."""
     for program in ("iperf3", "ping"):
         if shutil.which(program) is None:
             raise SystemExit(f"bench.ground.emulator needs {program}; install it from your distribution")
@@ -172,18 +172,7 @@ def main() -> None:
                     print(f"{name}: {e}", file=sys.stderr)
                     continue
                 write_json(RESULT, {"machine": machine, "cells": cells})
-                print(line(name, cells[name]), flush=True)
-
-
-def line(name: str, c: dict[str, Any]) -> str:
-    """Return a cell as a line of the table."""
-    late = f"late {c['lateness']['mean'] * 1e3:5.3f} ms  relay {c['cpu_share']:4.0%}"
-    if not c["valid"]:
-        return f"{name:22} {late}  INVALID: late, so no result"
-    return (
-        f"{name:22} {c['rate'] / 125e3:8.2f} Mbit/s {c['rate_off']:+7.2%}  {c['trip'] * 1e3:7.2f} ms "
-        f"{c['trip_off'] * 1e3:+5.2f}  {late}  {'within' if c['within'] else 'OUTSIDE'}"
-    )
+                print(name, *_measured(cells[name]), flush=True)
 
 
 if __name__ == "__main__":

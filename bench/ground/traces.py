@@ -77,12 +77,8 @@ def satellite(rng: Random) -> Iterator[State]:
     rain = _spells(rng, 0.03, 15, 30)
     while True:
         fade = next(rain)
-        yield (
-            max(2.0, up.step() * (1 - 0.7 * fade)),
-            max(5.0, down.step() * (1 - 0.7 * fade)),
-            280,
-            0.05 * fade,
-        )
+        keep = 1 - 0.7 * fade
+        yield max(2.0, up.step() * keep), max(5.0, down.step() * keep), 280, 0.05 * fade
 
 
 def campus_busy(rng: Random) -> Iterator[State]:
@@ -111,65 +107,35 @@ class Kind:
 
 
 KINDS = {
-    "home-uplink": Kind(
-        home_uplink,
-        rows=120,
-        step=1.0,
-        seed=1,
-        facts="""\
+    "home-uplink": Kind(home_uplink, rows=120, step=1.0, seed=1, facts="""\
 A home's cable line in the evening: 10 to 40 Mbit/s up, 80 to 250 Mbit/s down.
 - Cable plans send a tenth to a fifth as fast as they receive. [memory]
 - A modem without queue management adds about 250 ms when an upload fills its buffer, one with it 15 to 30 ms.
   [quoted: abstract of arXiv:2107.13968, Comcast, 2021]
 Another upload in the home comes and goes: it takes up to half of the uplink and adds up to 220 ms to the
 round trip. A trace's delay holds both ways, so each way gets half. A bloated buffer for one's own traffic:
-trace:home-uplink,queue=750kB, which is 250 ms at 24 Mbit/s.""",
-    ),
-    "lte": Kind(
-        lte,
-        rows=240,
-        step=0.5,
-        seed=2,
-        facts="""\
+trace:home-uplink,queue=750kB, which is 250 ms at 24 Mbit/s."""),
+    "lte": Kind(lte, rows=240, step=0.5, seed=2, facts="""\
 A phone's LTE link in a moving car: 2 to 60 Mbit/s down, 2 to 30 Mbit/s up, 35 to 80 ms one way.
 - Typical downlinks are 10 to 20 Mbit/s, peaks above 40. [second-hand: a press test of US carriers, 2013]
 - Uplinks have about half the rate; round trips are near 70 ms, more under load. [memory]
 - The radio layer sends again what it loses, so losses show as delay and lower rate. [memory]
-Rates are random walks in the logarithm; fades of 2 to 6 s take up to 85 % of the rate.""",
-    ),
-    "satellite": Kind(
-        satellite,
-        rows=120,
-        step=1.0,
-        seed=3,
-        facts="""\
+Rates are random walks in the logarithm; fades of 2 to 6 s take up to 85 % of the rate."""),
+    "satellite": Kind(satellite, rows=120, step=1.0, seed=3, facts="""\
 A geostationary satellite: 280 ms one way, 5 to 20 Mbit/s down, 2 to 10 Mbit/s up.
 - 35786 km high: up and down again is 239 ms of light. [derived] Round trips are about 600 ms.
   [second-hand: a university's page on satellite links]
 - In rain the modem changes to a stronger code, which lowers the rate; some loss remains. [memory]
-Rain fades of 15 to 30 s, much shortened so that two minutes hold some, take up to 70 % of the rate.""",
-    ),
-    "campus-busy": Kind(
-        campus_busy,
-        rows=120,
-        step=1.0,
-        seed=4,
-        facts="""\
+Rain fades of 15 to 30 s, much shortened so that two minutes hold some, take up to 70 % of the rate."""),
+    "campus-busy": Kind(campus_busy, rows=120, step=1.0, seed=4, facts="""\
 A busy campus's wireless network: 100 to 500 Mbit/s both ways, with dips to 20 Mbit/s, 4 to 24 ms one way.
 - 66 % of a university's classes had a second or more of very high channel use; in all, 0.13 % of class time.
   [quoted: abstract of Hales, Performance Analysis of University WiFi, thesis, BYU, 2025]
 - Rates of hundreds of Mbit/s are usual for one client on a free channel. [memory]
-Dips of 3 to 8 s, far more often than measured: the trace is of the busy quarter of an hour.""",
-    ),
-    "drop": Kind(
-        drop,
-        rows=3,
-        step=20.0,
-        seed=0,
-        facts="""\
-A test, not a kind of link: 500 Mbit/s, then 20 Mbit/s for 20 s, then back; 10 ms one way.""",
-    ),
-}
+Dips of 3 to 8 s, far more often than measured: the trace is of the busy quarter of an hour."""),
+    "drop": Kind(drop, rows=3, step=20.0, seed=0, facts="""\
+A test, not a kind of link: 500 Mbit/s, then 20 Mbit/s for 20 s, then back; 10 ms one way."""),
+}  # fmt: skip
 
 
 def text(name: str) -> str:

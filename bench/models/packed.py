@@ -265,19 +265,15 @@ def _perplexity(r: Row) -> str:
 
 ways = columns(
     _shown,
-    ("packed by", "{name}"),
-    ("bytes", "{nbytes:,.1fM} MB"),
-    ("bits a weight", "{bits:.2f}"),
+    ("packed by", "{name}"), ("bytes", "{nbytes:,.1fM} MB"), ("bits a weight", "{bits:.2f}"),
     ("perplexity", _perplexity),
     ("times ours", lambda r: _between(r["over_ours"], 2) if "over_ours" in r else DASH),
     ("bytes that ours saves at its perplexity", lambda r: _saved(r)),
-)
+)  # fmt: skip
 curve = columns(  # ours at every budget
     lambda found: sorted((r for r in found["rows"] if r["way"] == OURS), key=lambda r: r["nbytes"]),
-    ("bits a weight", "{bits:.2f}"),
-    ("bytes", "{nbytes:,.1fM} MB"),
-    ("perplexity", _perplexity),
-)
+    ("bits a weight", "{bits:.2f}"), ("bytes", "{nbytes:,.1fM} MB"), ("perplexity", _perplexity),
+)  # fmt: skip
 
 
 @tabled("goal at 3 bits", "wanted", "found", "met")
@@ -328,11 +324,9 @@ def _packed(record: Row) -> Iterator[Row]:
 
 packed = columns(
     _packed,
-    ("packed by", "{name}"),
-    ("bytes", "{nbytes:,.1fM} MB"),
-    ("seconds", "{seconds:,.0f} s"),
+    ("packed by", "{name}"), ("bytes", "{nbytes:,.1fM} MB"), ("seconds", "{seconds:,.0f} s"),
     ("perplexity", "{perplexity:.1f}"),
-)
+)  # fmt: skip
 TABLES: dict[str, Draw] = {"models": ways, "models-curve": curve, "models-goals": goals, "packed": packed}
 
 

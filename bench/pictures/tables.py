@@ -193,21 +193,18 @@ TABLES: dict[str, Draw] = {
     "fashion": columns(curve, ("steps", "{step}"), ("mean loss of 100 steps", "{loss:.4f}")),
     "garments": columns(
         _sheets,
-        ("sheet", "{sheet}"),
-        ("`--guidance`", "{guidance:g}"),
-        ("sheets", "{sheets}"),
+        ("sheet", "{sheet}"), ("`--guidance`", "{guidance:g}"), ("sheets", "{sheets}"),
         ("garments recognised", "{accuracy:.1%}"),
     ),
     "moe": columns(curve, ("steps", "{step}{alone}"), ("mean loss of 100 steps", "{loss:.4f}")),
     "moe-experts": experts,
     "distance": columns(
         _models,
-        ("pictures", "{name}"),
-        ("sets", lambda r: str(len(r["of"]))),
+        ("pictures", "{name}"), ("sets", lambda r: str(len(r["of"]))),
         ("garment distance", lambda r: halved([s["distance"] for s in r["of"]])),
         ("garments recognised", lambda r: f"{fmean(s['accuracy'] for s in r['of']):.1%}"),
     ),
     **{f"experts-{name}": partial(expert_ways, name) for name in ("two", "four", "parts")},
     "experts-distance": distances,
     "experts-goals": goals,
-}
+}  # fmt: skip

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from itertools import accumulate, cycle
 from pathlib import Path
@@ -12,6 +11,7 @@ import matplotlib
 
 from bench.study.cells import RESULTS, Kept
 from thinwire.runs.records.runs import Run
+from thinwire.runs.records.writer import read_json
 from thinwire.runs.report.drawing import smooth
 from thinwire.uses.kinds import read_record
 from thinwire.uses.training.run.record import reaching
@@ -45,12 +45,20 @@ def draw_all(folder: Path) -> None:
     for name, draw, source in figures:
         if all((RESULTS / part).exists() for part in source):
             figure = draw()
+            figure.tight_layout()
             figure.savefig(folder / f"{name}.svg", metadata={"Date": None}, bbox_inches="tight")
             plt.close(figure)
 
 
 def _json(name: str) -> Any:
-    return json.loads((RESULTS / name).read_text("utf-8"))
+    return read_json(RESULTS / name)
+
+
+def _logarithmic(axes: Any, way: str, *ticks: float) -> None:
+    """Let an axis be logarithmic, with these ticks alone, as plain numbers."""
+    getattr(axes, f"set_{way}scale")("log")
+    getattr(axes, f"set_{way}ticks")(ticks, [f"{x:g}" for x in ticks])
+    axes.minorticks_off()
 
 
 def draw_sooner() -> Any:
@@ -62,11 +70,9 @@ def draw_sooner() -> Any:
     for i, (_, _, against, times) in enumerate(rows):
         told = f"{times:.0f}×" if times >= 100 else f"{times:.1f}×"
         axes.text(times * 1.06, i, f"{told} sooner than {against}", va="center", fontsize=9)
-    axes.set(xscale="log", xlim=(1, 4000), xlabel="times sooner (logarithmic)")
-    axes.set_xticks([1, 3, 10, 30, 100], ["1", "3", "10", "30", "100"])
-    axes.minorticks_off()
+    _logarithmic(axes, "x", 1, 3, 10, 30, 100)
+    axes.set(xlim=(1, 4000), xlabel="times sooner (logarithmic)")
     axes.tick_params(axis="y", labelsize=9, length=0)
-    figure.tight_layout()
     return figure
 
 
@@ -81,26 +87,15 @@ def _sooner() -> Iterator[tuple[str, str, str, float]]:
     record = _json("followed.json")["record"]
     whole = record["nbytes"] / record["link"]["rate_bytes_s"]
     ages = sorted(a["age"] for log in record["followers"].values() for a in log["arrivals"])
-    yield (
-        "a followed model's version",
-        "10 Mbit/s, 30 ms",
-        "whole in bf16 [derived]",
-        whole / ages[len(ages) // 2],
-    )
-    by = {
-        r["method"]: r["until"]["virtual_s"][0]
-        for r in _json("federated.json")["rows"]
-        if r["group"] == "ten"
-    }
+    told = "10 Mbit/s, 30 ms", "whole in bf16 [derived]"
+    yield "a followed model's version", *told, whole / ages[len(ages) // 2]
+    ten = [r for r in _json("federated.json")["rows"] if r["group"] == "ten"]
+    by = {r["method"]: r["until"]["virtual_s"][0] for r in ten}
     yield "ten clients to 78 %", "6 to 60 kbit/s up", "FedBuff", by["fedbuff"] / by["thinwire"]
     trace = [r for r in _json("links.json")["rows"] if (r["model"], r["link"]) == ("gpt2-lab", "trace")]
     kept = {r["recipe"]: r.get("share_in_rounds") or r["share"] for r in trace}
-    yield (
-        "steps of a model in two stages",
-        "LTE trace, 2 to 60 Mbit/s",
-        "bf16",
-        kept["thinwire"] / kept["bf16"],
-    )
+    place = "LTE trace, 2 to 60 Mbit/s", "bf16"
+    yield "steps of a model in two stages", *place, kept["thinwire"] / kept["bf16"]
     seconds = {r["recipe"]["name"]: r["totals"]["seconds"] for r in _json("pictures.json")}
     yield "a sheet of pictures", "100 Mbit/s, 5 ms", "float16 exchange", seconds["fp16"] / seconds["compact"]
 
@@ -121,7 +116,6 @@ def draw_student() -> Any:
     rows = [r for r in _json("deltas.json")["rows"] if r["of"] == "activations"]
     right.barh([r["memory"] for r in rows][::-1], [r["energy"] for r in rows][::-1], color="#2563eb")
     right.set(xlabel="energy left to send (SmolLM2-135M, last epoch)")
-    figure.tight_layout()
     return figure
 
 
@@ -130,16 +124,12 @@ def draw_quality() -> Any:
     found = _json("quality.json")
     figure, axes = plt.subplots(figsize=(7, 4))
     for colour, r in zip(cycle(COLOURS), found["recipes"], strict=False):
-        losses = r["eval_final_by_seed"]
+        losses, own = r["eval_final_by_seed"], {"color": colour, "label": r["recipe"]}
         axes.scatter([r["bits"]] * len(losses), losses, color=colour, s=14)
-        axes.scatter(
-            [r["bits"]], [sum(losses) / len(losses)], color=colour, s=60, label=r["recipe"], marker="_"
-        )
-    axes.set(xscale="log", xlabel="bits a value, forward + backward", ylabel="held-out loss, nats a token")
-    axes.set_xticks([5, 10, 20, 30, 64], ["5", "10", "20", "30", "64"])
-    axes.minorticks_off()
+        axes.scatter([r["bits"]], [sum(losses) / len(losses)], s=60, marker="_", **own)
+    axes.set(xlabel="bits a value, forward + backward", ylabel="held-out loss, nats a token")
+    _logarithmic(axes, "x", 5, 10, 20, 30, 64)
     axes.legend(frameon=False, fontsize=8)
-    figure.tight_layout()
     return figure
 
 
@@ -150,23 +140,17 @@ def draw_auto() -> Any:
     figure, (rate, bits, waiting) = plt.subplots(3, 1, figsize=(8, 6), sharex=True)
     for style, (source, way) in zip(("-", "--"), ((0, "forward"), (1, "backward")), strict=True):
         links = [next(k for k in s["links"] if k["source"] == source) for s in steps]
-        known = [
-            (t, k["rate_bytes_s"] / 125e3) for t, k in zip(times, links, strict=True) if k["rate_bytes_s"]
-        ]
-        rate.step(*zip(*known, strict=True), where="pre", ls=style, color=COLOURS[2], label=way)
-        bits.step(
-            times, [s[f"bits_{way}"] for s in steps], where="pre", ls=style, color=COLOURS[1], label=way
-        )
+        known = [(t, k["rate_bytes_s"]) for t, k in zip(times, links, strict=True) if k["rate_bytes_s"]]
+        own = {"where": "pre", "ls": style, "label": way}
+        rate.step([t for t, _ in known], [x / 125e3 for _, x in known], color=COLOURS[2], **own)
+        bits.step(times, [s["bits"][way] for s in steps], color=COLOURS[1], **own)
     waiting.step(times, [s["wait_s"] / s["seconds"] for s in steps], where="pre", color=COLOURS[0])
-    rate.set(yscale="log", ylabel="rate as estimated,\nMbit/s")
-    rate.set_yticks([20, 50, 100, 200, 500], ["20", "50", "100", "200", "500"])
-    rate.minorticks_off()
-    bits.set(yscale="log", ylabel="bits a value")
-    bits.set_yticks([1, 2, 4, 8, 16, 32], ["1", "2", "4", "8", "16", "32"])
-    bits.minorticks_off()
+    rate.set(ylabel="rate as estimated,\nMbit/s")
+    bits.set(ylabel="bits a value")
+    _logarithmic(rate, "y", 20, 50, 100, 200, 500)
+    _logarithmic(bits, "y", 1, 2, 4, 8, 16, 32)
     waiting.set(ylabel="share of the step\nspent waiting", xlabel="seconds of training")
     rate.legend(frameon=False)
-    figure.tight_layout()
     return figure
 
 
@@ -183,10 +167,7 @@ def draw_ages() -> Any:
             ages += [row["age"], row["age"] + until - row["at"]]
         axes.plot(times, ages, color=COLOURS[2], lw=1)
         axes.set(xlabel="s", ylim=(0, None))
-        axes.set_title(
-            f"{found['rate']:g}, every {found['summary']['published_every']:.2g} s, {found['control']}",
-            fontsize=10,
-        )
+        every = found["summary"]["published_every"]
+        axes.set_title(f"{found['rate']:g}, every {every:.2g} s, {found['control']}", fontsize=10)
     all_axes[0].set(ylabel="age of the version held, s")
-    figure.tight_layout()
     return figure

@@ -37,8 +37,8 @@ def tables() -> dict[str, Draw]:
 
 def pages() -> list[str]:
     """Return the pages that have a table."""
-    every = ("README.md", *sorted(f"docs/{file.name}" for file in (ROOT / "docs").glob("*.md")))
-    return [name for name in every if MARK.search((ROOT / name).read_text("utf-8"))]
+    every = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+    return [str(file.relative_to(ROOT)) for file in every if MARK.search(file.read_text("utf-8"))]
 
 
 def results(name: str) -> Any:

@@ -167,26 +167,22 @@ TABLES: dict[str, Draw] = {
     "finetuning-adapters": columns(  # what is trained, how fast it learns, and what a later visit has to send
         "adapters",
         ("trained", lambda r: f"adapters, rank {r['rank']}" if r["rank"] else "all weights"),
-        ("values", "{values:.1fM} million"),
-        ("rate", lambda r: f"{r['rate']:.0e}".replace("e-0", "e-")),
+        ("values", "{values:.1fM} million"), ("rate", lambda r: f"{r['rate']:.0e}".replace("e-0", "e-")),
         ("loss by pass", "{loss[0]:.2f}, {loss[1]:.2f}, {loss[2]:.2f}"),
-        ("delta's share of the energy, second pass", "{share[0]:.2fc} %"),
-        ("third", "{share[1]:.2fc} %"),
+        ("delta's share of the energy, second pass", "{share[0]:.2fc} %"), ("third", "{share[1]:.2fc} %"),
     ),
     "finetuning-dropout": columns(  # what dropout makes of a delta
         "dropout",
         ("dropout", lambda r: MASKS[r["masks"]].format(r["rate"])),
-        ("second pass", RANGED.format("share[0]")),
-        ("third", RANGED.format("share[1]")),
+        ("second pass", RANGED.format("share[0]")), ("third", RANGED.format("share[1]")),
     ),
     "finetuning-disturbed": columns(  # what destroys a delta even where no weight has changed
         lambda found: (r | {"half": found["jobs"][SMOLLM.model]["seq"] // 2} for r in found["same_weights"]),
         ("changed", lambda r: CHANGED[r["changed"]].format(r["half"])),
         ("share of the energy, all tokens", RANGED.format("all")),
-        ("median token", RANGED.format("median")),
-        ("new sinks, tokens", _sinks),
+        ("median token", RANGED.format("median")), ("new sinks, tokens", _sinks),
     ),
-}
+}  # fmt: skip
 
 
 def main() -> None:

@@ -66,24 +66,10 @@ def fixed_row(model: str, link: str, recipe: str, found: Row) -> Row | None:
     c, visits = found["c"], found["recipes"][recipe]
     first, again = visits["first"]["seconds"], visits["again"]["seconds"]
     job = JOBS[model]
-    steps, passes = job["steps"] // job["epochs"], job["epochs"]
-    tokens = job["batch"] * job["seq"]
-    seconds = steps * (first + (passes - 1) * again)
-    nbytes, final = sent(training), training["record"]["loss"]["eval_final"]
-    row = {
-        "model": model,
-        "link": link,
-        "recipe": recipe,
-        "how": "product",
-        "tokens_s": tokens * steps * passes / seconds,
-        "share_first": c / first,
-        "share": c * steps * passes / seconds,
-        "seconds_one_epoch": steps * first,
-        "seconds": seconds,
-        "bytes": nbytes,
-        "eval_final": final,
-    }
-    return row | _ends(link, c, nbytes / (steps * passes)) | _same(model, final)
+    per_pass, passes = job["steps"] // job["epochs"], job["epochs"]
+    row = {"model": model, "link": link, "recipe": recipe, "how": "product", "share_first": c / first}
+    row |= {"tokens_s": job["batch"] * job["seq"] * per_pass * passes, "seconds_one_epoch": per_pass * first}
+    return _completed(row, c, per_pass * (first + (passes - 1) * again), per_pass * passes, training)
 
 
 def whole_row(model: str, link: str, recipe: str) -> Row | None:
@@ -92,43 +78,31 @@ def whole_row(model: str, link: str, recipe: str) -> Row | None:
     c = free_step(model, found["record"]["started"]) if found else None
     if found is None or c is None:
         return None
-    record, steps = found["record"], found["steps"]
-    job, seconds = JOBS[model], [s["seconds"] for s in steps]
-    nbytes = sent(found)
-    per_pass = job["steps"] // job["epochs"]
-    row = {
-        "model": model,
-        "link": link,
-        "recipe": recipe,
-        "how": "whole",
-        "tokens_s": record["totals"]["tokens"] / sum(seconds),
-        "share_step_one": c / seconds[0],
-        "share_first": c / statistics.median(seconds[:per_pass]),
-        "share": c * len(seconds) / sum(seconds),
-        "seconds_one_epoch": sum(seconds[:per_pass]),
-        "seconds": sum(seconds),
+    record, seconds = found["record"], [s["seconds"] for s in found["steps"]]
+    first = seconds[: JOBS[model]["steps"] // JOBS[model]["epochs"]]
+    row = {"model": model, "link": link, "recipe": recipe, "how": "whole"}
+    row |= {"share_step_one": c / seconds[0], "share_first": c / statistics.median(first)}
+    row |= {"tokens_s": record["totals"]["tokens"], "seconds_one_epoch": sum(first)}
+    row |= {"decisions": len(record["decisions"]), "status": record["status"]}
+    return _completed(row, c, sum(seconds), len(seconds), found)
+
+
+def _completed(row: Row, c: float, seconds: float, steps: int, run: Row) -> Row:
+    """Return a row with what both kinds have; its ``tokens_s`` are tokens so far, ``run`` what it sent."""
+    nbytes, final = sent(run), run["record"]["loss"]["eval_final"]
+    line = line_seconds(row["link"], nbytes / steps)
+    base = KEPT.get("training", row["model"], "none", "fp32")
+    return row | {
+        "tokens_s": row["tokens_s"] / seconds,
+        "share": c * steps / seconds,
+        "seconds": seconds,
         "bytes": nbytes,
-        "eval_final": record["loss"]["eval_final"],
-        "decisions": len(record["decisions"]),
-        "status": record["status"],
-    }
-    return row | _ends(link, c, nbytes / len(seconds)) | _same(model, record["loss"]["eval_final"])
-
-
-def _ends(link: str, c: float, nbytes: float) -> Row:
-    line = line_seconds(link, nbytes)
-    return {
+        "eval_final": final,
         "c": c,
-        "bound": bound(link, c, nbytes, COMMON["microbatches"]),
+        "bound": bound(row["link"], c, nbytes / steps, COMMON["microbatches"]),
         "communication_to_compute": None if line is None else line / c,
+        "same_loss": is_same(final, base["record"]["loss"]["eval_final"]) if base else None,
     }
-
-
-def _same(model: str, final: float) -> Row:
-    base = KEPT.get("training", model, "none", "fp32")
-    if base is None:
-        return {"same_loss": None}
-    return {"same_loss": is_same(final, base["record"]["loss"]["eval_final"])}
 
 
 def free_runs(model: str) -> list[Any]:

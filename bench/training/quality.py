@@ -180,17 +180,14 @@ def _with_control(found: Row) -> Iterator[Row]:
 
 table = columns(  # every recipe against fp32: bits, losses, the three bounds
     _with_control,
-    ("recipe", "{name}"),
-    ("processor", "{cpu}"),
+    ("recipe", "{name}"), ("processor", "{cpu}"),
     ("learning rate", lambda r: r["learning_rate"] and f"{r['learning_rate']:g}"),
     ("bits fw + bw", lambda r: f"{r['bits']:.2f}" if r["bits"] else "0"),
     ("held-out", lambda r: r["eval_final"] and f"{r['eval_final']:.4f}"),
-    ("against fp32", "{heldout:+.2fc} %"),
-    ("of fp32's gain", "{of_gain:+.2fc} %"),
+    ("against fp32", "{heldout:+.2fc} %"), ("of fp32's gain", "{of_gain:+.2fc} %"),
     ("train slice", lambda r: r["train_eval_final"] and f"{r['train_eval_final']:.4f}"),
-    ("against fp32", "{train_slice:+.2fc} %"),
-    ("within bounds", lambda r: yes(r["met"])),
-)
+    ("against fp32", "{train_slice:+.2fc} %"), ("within bounds", lambda r: yes(r["met"])),
+)  # fmt: skip
 TABLES: dict[str, Draw] = {"quality": table}
 
 

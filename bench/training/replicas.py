@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from math import inf
 from statistics import median
 from typing import Any, NamedTuple
 
@@ -132,37 +133,29 @@ def target(job: str, seed: int) -> float:
     return float(found["loss"])
 
 
+def whole(job: str, link: str, recipe: str) -> list[tuple[dict[str, Any], bool]]:
+    """Return the whole runs that there are, and whether each came to its seed's target."""
+    found = []
+    for seed in SEEDS:
+        cell, aim = (
+            KEPT.get(Cell("whole", job, k, r, seed)) for k, r in ((link, recipe), (UNLIMITED, "allreduce"))
+        )
+        if cell is not None:
+            found.append((cell, bool(aim and cell["loss"] is not None and cell["loss"] <= aim["loss"])))
+    return found
+
+
 def seconds(job: str, link: str, recipe: str) -> float | None:
     """Return the median seconds of training to the target; None where a run did not come to it."""
-    times = [whole_seconds(job, link, recipe, seed) for seed in SEEDS]
-    runs = [t for t in times if t is not ...]
-    if runs:
-        reached = [float(t) for t in runs if isinstance(t, float)]
+    if runs := whole(job, link, recipe):
+        reached = [float(cell["seconds"]) for cell, there in runs if there]
         return median(reached) if len(reached) > len(runs) / 2 else None
-    timed, steps = KEPT.get(Cell("timed", job, link, recipe)), reached_steps(job, recipe)
-    return None if timed is None or steps is None else steps * timed["seconds"] / timed["steps"]
-
-
-def whole_seconds(job: str, link: str, recipe: str, seed: int) -> Any:
-    """Return a whole run's seconds, None where it missed the target, ``...`` where it was not run."""
-    cell = KEPT.get(Cell("whole", job, link, recipe, seed))
-    if cell is None:
-        return ...
-    aim = KEPT.get(Cell("whole", job, UNLIMITED, "allreduce", seed))
-    missed = aim is None or cell["loss"] is None or cell["loss"] > aim["loss"]
-    return None if missed else float(cell["seconds"])
-
-
-def reached_steps(job: str, recipe: str) -> float | None:
-    """Return the median steps to the target over an unlimited link."""
-    steps = []
-    for seed in SEEDS:
-        if whole_seconds(job, UNLIMITED, recipe, seed) is not ...:
-            cell = KEPT.get(Cell("whole", job, UNLIMITED, recipe, seed)) or {}
-            missed = whole_seconds(job, UNLIMITED, recipe, seed) is None
-            steps.append(float("inf") if missed else float(cell["steps"]))
-    middle = median(steps) if steps else float("inf")
-    return None if middle == float("inf") else middle
+    timed = KEPT.get(Cell("timed", job, link, recipe))
+    # To the target over an unlimited link; a run that missed it takes for ever.
+    steps = [float(cell["steps"]) if there else inf for cell, there in whole(job, UNLIMITED, recipe)]
+    if timed is None or not steps or median(steps) == inf:
+        return None
+    return median(steps) * float(timed["seconds"]) / timed["steps"]
 
 
 def summary() -> dict[str, Any]:
@@ -171,18 +164,17 @@ def summary() -> dict[str, Any]:
     for job in JOBS:
         for link in LINKS:
             for recipe in NARROW.get(link, RECIPES):
-                whole = [c for s in SEEDS if (c := KEPT.get(Cell("whole", job, link, recipe, s))) is not None]
+                runs = [cell for cell, _ in whole(job, link, recipe)]
                 timed = KEPT.get(Cell("timed", job, link, recipe))
-                runs = [KEPT.get(Cell("whole", job, UNLIMITED, recipe, s)) for s in SEEDS]
-                if not whole and (timed is None or not any(runs)):
+                if not runs and (timed is None or not whole(job, UNLIMITED, recipe)):
                     continue
-                one = whole[0] if whole else timed or {}
+                one = runs[0] if runs else timed or {}
                 rows.append(
                     {
                         "job": job,
                         "link": link,
                         "recipe": recipe,
-                        "runs": len(whole),
+                        "runs": len(runs),
                         "seconds": seconds(job, link, recipe),
                         "step": one["seconds"] / one["steps"],
                         "bytes": one["bytes"] / one["steps"],

@@ -84,34 +84,25 @@ def matrix(model: str, found: Row) -> str:
 
 details = columns(  # of a model: one row a cell, with everything measured
     lambda model, found: (r for r in found["rows"] if r["model"] == model),
-    ("recipe", "`{recipe}`"),
-    ("link", "{link}"),
-    ("how", "{how}"),
-    ("tokens/s", "{tokens_s:.0f}"),
-    ("share, first pass", lambda r: percent(r["share_first"])),
-    ("share", lambda r: percent(r["share"])),
-    ("communication / compute", "{communication_to_compute:.2f}"),
-    ("MB", "{bytes:.1fM}"),
-    ("first pass, s", "{seconds_one_epoch:.0f}"),
-    ("three passes, s", "{seconds:.0f}"),
-    ("held-out loss", "{eval_final:.3f}"),
-    ("fp32's loss", lambda r: yes(r["same_loss"])),
-)
+    ("recipe", "`{recipe}`"), ("link", "{link}"), ("how", "{how}"), ("tokens/s", "{tokens_s:.0f}"),
+    ("share, first pass", lambda r: percent(r["share_first"])), ("share", lambda r: percent(r["share"])),
+    ("communication / compute", "{communication_to_compute:.2f}"), ("MB", "{bytes:.1fM}"),
+    ("first pass, s", "{seconds_one_epoch:.0f}"), ("three passes, s", "{seconds:.0f}"),
+    ("held-out loss", "{eval_final:.3f}"), ("fp32's loss", lambda r: yes(r["same_loss"])),
+)  # fmt: skip
 SHARES = (
     ("fp32 keeps", "fp32_keeps"), ("auto, first step", "share_step_one"), ("first pass", "share_first"),
     ("all", "share"), ("bound", "bound"), ("of the bound", "of_bound"),
 )  # fmt: skip
 goals = columns(  # ``auto`` against its bound and against the published recipes
-    "goals",
-    ("model", "{model}"),
-    ("link", "{link}"),
+    "goals", ("model", "{model}"), ("link", "{link}"),
     *((head, lambda g, key=key: percent(g[key])) for head, key in SHARES),
     *(
         (head, lambda g, name=name, span=span: times(g["faster_than"].get(name, {}).get(span)))
         for head, name, span in VERSUS
     ),
     ("auto reaches the loss", lambda g: yes(g["same_loss"])),
-)
+)  # fmt: skip
 
 
 @tabled("auto's", "model", "link", "wanted", "found", "met")
@@ -131,36 +122,25 @@ def _each(values: list[float] | None, form: str) -> str:
 
 in_rounds = columns(  # a study's runs: seconds of each round, and how much sooner ``auto`` was
     lambda study, found: (r for r in found["rounds"] if r["study"] == study),
-    ("link", "{link}"),
-    ("recipe", "`{recipe}`"),
-    ("TCP", "{congestion}"),
-    ("MB", "{bytes:.1fM}"),
+    ("link", "{link}"), ("recipe", "`{recipe}`"), ("TCP", "{congestion}"), ("MB", "{bytes:.1fM}"),
     ("first step, ms", lambda r: _each([1e3 * v for v in r["step_one"]], ".0f")),
     ("one pass, s", lambda r: _each(r["one_epoch"], ".1f")),
     ("three passes, s", lambda r: _each(r["epochs"], ".1f")),
     ("auto sooner, one pass", lambda r: f"{r['sooner']['one_epoch']:.2f}×" if r["sooner"] else DASH),
     ("three passes", lambda r: f"{r['sooner']['epochs']:.2f}×" if r["sooner"] else DASH),
     ("held-out loss", lambda r: _each(r["eval_final"], ".3f")),
-)
+)  # fmt: skip
 predictions = columns(  # what the replay says of runs that were made, beside what they took
-    "predictions",
-    ("recipe", "`{recipe}`"),
-    ("model", "{model}"),
-    ("link", "{link}"),
-    ("a step took", "{measured:.0fm} ms"),
-    ("predicted", "{predicted:.0fm} ms"),
+    "predictions", ("recipe", "`{recipe}`"), ("model", "{model}"), ("link", "{link}"),
+    ("a step took", "{measured:.0fm} ms"), ("predicted", "{predicted:.0fm} ms"),
     ("of it", lambda p: percent(p["predicted"] / p["measured"])),
-)
+)  # fmt: skip
 verified = columns(  # the cells that were also run from the first step to the last
-    "verified",
-    ("recipe", "`{recipe}`"),
-    ("model", "{model}"),
-    ("link", "{link}"),
+    "verified", ("recipe", "`{recipe}`"), ("model", "{model}"), ("link", "{link}"),
     ("share, product", lambda v: percent(v["product"])),
-    ("share, end to end", lambda v: percent(v["whole"])),
-    ("C of the session", "{c[0]:.0fm} ms"),
+    ("share, end to end", lambda v: percent(v["whole"])), ("C of the session", "{c[0]:.0fm} ms"),
     ("C of runs end to end", "{c[1]:.0fm} ms"),
-)
+)  # fmt: skip
 
 
 def _bits(r: Row) -> str:
@@ -170,16 +150,12 @@ def _bits(r: Row) -> str:
 
 
 _planned = columns(
-    "rows",
-    ("recipe", "`{recipe}`"),
-    ("model", "{model}"),
-    ("link", "{link}"),
+    "rows", ("recipe", "`{recipe}`"), ("model", "{model}"), ("link", "{link}"),
     ("a step took", "{measured:.0fm} ms ({steps[0]:.0fm} to {steps[1]:.0fm})"),
-    ("planned", "{predicted:.0fm} ms"),
-    ("of it", lambda r: percent(r["predicted"] / r["measured"])),
+    ("planned", "{predicted:.0fm} ms"), ("of it", lambda r: percent(r["predicted"] / r["measured"])),
     ("replayed from the run, of it", lambda r: percent(r["replayed"])),
     ("bits planned (sent), fw and bw", _bits),
-)
+)  # fmt: skip
 
 
 def plan(found: Row) -> str:
@@ -193,14 +169,11 @@ def plan(found: Row) -> str:
 
 
 choices = columns(  # the recipe proposed for each link beside the one that was fastest
-    "choices",
-    ("link", "{link}"),
-    ("model", "{model}"),
-    ("proposed", "`{proposed}`"),
+    "choices", ("link", "{link}"), ("model", "{model}"), ("proposed", "`{proposed}`"),
     ("fastest run", "`{fastest}`"),
     ("the proposed one's step is longer by", lambda c: percent(c["behind"])),
     ("within 4 %", lambda c: yes(c["good"], "**no**")),
-)
+)  # fmt: skip
 
 
 def replicas(job: str, found: Row) -> str:
@@ -243,20 +216,15 @@ def _safe(row: Row | None) -> str:
 
 delays = columns(
     _delays,
-    ("model and optimiser", "{of}"),
-    ("at once", lambda r: _safe(r["late0"])),
-    ("1 step late", lambda r: _safe(r["late1"])),
-    ("2 late", lambda r: _safe(r["late2"])),
+    ("model and optimiser", "{of}"), ("at once", lambda r: _safe(r["late0"])),
+    ("1 step late", lambda r: _safe(r["late1"])), ("2 late", lambda r: _safe(r["late2"])),
     ("4 late", lambda r: _safe(r["late4"])),
-)
+)  # fmt: skip
 late_steps = columns(  # the time model against measured steps
-    "rows",
-    ("link", lambda r: str(LinkShape.parse(r["link"]))),
-    ("steps late", "{staleness}"),
-    ("measured step", "{measured:.0fm} ms"),
-    ("by the model", "{predicted:.0fm} ms"),
+    "rows", ("link", lambda r: str(LinkShape.parse(r["link"]))), ("steps late", "{staleness}"),
+    ("measured step", "{measured:.0fm} ms"), ("by the model", "{predicted:.0fm} ms"),
     ("off by", "{error:+.0fc} %"),
-)
+)  # fmt: skip
 TABLES: dict[str, Draw] = {
     "demo": demo,
     "reached": reached,

@@ -69,13 +69,11 @@ def row(recipe: str, found: list[dict[str, float]], base: list[dict[str, float]]
 
 
 table = columns(  # what coarser gradients cost, with a bias and without: above fp32 of the same seed
-    "recipes",
-    ("recipe", "`{recipe}`"),
-    ("bits forward", "{bits_forward:.2f}"),
+    "recipes", ("recipe", "`{recipe}`"), ("bits forward", "{bits_forward:.2f}"),
     ("backward", "{bits_backward:.2f}"),
     ("held-out against fp32", "{heldout:+.2fc} ± {heldout_error:.2fc} %"),
     ("train slice", "{train_slice:+.2fc} ± {train_slice_error:.2fc} %"),
-)
+)  # fmt: skip
 TABLES: dict[str, Draw] = {"unbiased": table}
 
 

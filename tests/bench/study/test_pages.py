@@ -45,6 +45,16 @@ def test_a_table_follows_its_results(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert "old" not in text
 
 
+def test_every_figure_is_drawn_from_the_results(tmp_path: Path):
+    pytest.importorskip("matplotlib")
+    from bench.study.figures import draw_all
+
+    draw_all(tmp_path)
+    there = {file.name for file in tmp_path.iterdir()}
+    assert there == {"student.svg", "quality.svg", "auto.svg", "state-age.svg", "sooner.svg"}
+    assert all((pages.FIGURES / name).exists() for name in there)
+
+
 def test_every_bench_can_be_started():
     """What they import of thinwire is where they look for it."""
     for name in ("zstandard", "transformers", "typer", "pyroute2", "fsspec"):
