@@ -21,6 +21,7 @@ import torch
 from launchers import warm
 from reported import THREE
 from run_records import write_run
+from texts import write_text
 
 from thinwire.files.base import Folder
 from thinwire.files.local_folder import PlainFolder, open_folder
@@ -174,6 +175,12 @@ def compared(tmp_path: Path) -> Path:
 def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Let nothing of the user's cache be read or written."""
     monkeypatch.setenv("THINWIRE_CACHE", str(tmp_path / "cache"))
+
+
+@pytest.fixture(scope="module")
+def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Return a text to train on."""
+    return write_text(tmp_path_factory.mktemp("data") / "text.txt")
 
 
 @pytest.fixture(scope="session")

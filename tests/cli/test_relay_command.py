@@ -5,14 +5,13 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
-from launchers import cold, listening, metrics, reached, record, sentence, until, warm
+from launchers import listening, metrics, reached, record, sentence, until, warm
 from relayed import LONG, TOKEN, exchange, mesh
 from texts import write_text
 
@@ -121,8 +120,17 @@ def test_a_run_through_a_relay_needs_no_address_of_any_rank(tmp_path: Path) -> N
 
 # -- networks that have no way to each other
 
+INSIDE = """
+import ctypes, os, sys
+space = os.open(f"/run/netns/{sys.argv.pop(1)}", os.O_RDONLY)
+assert ctypes.CDLL(None).setns(space, 0) == 0
+"""
+RELAY = """
+from thinwire.cli import main
+main(["relay"])
+"""
 RANK = """
-import os, socket, sys
+import socket
 from thinwire.links import connect_mesh, read_token
 rank, relay, other = int(sys.argv[1]), sys.argv[2], sys.argv[3]
 try:
@@ -181,7 +189,7 @@ def test_ranks_in_networks_without_a_way_to_each_other(
     """The middle machine does not forward packets, so only connections to the relay itself can be made."""
     middle, ends = islands
     secret = {"THINWIRE_TOKEN": TOKEN.decode()}
-    relay = cold(tmp_path, *inside(middle, sys.executable, "-m", "thinwire", "relay"), **secret)
+    relay = warm().python(tmp_path, "-c", INSIDE + RELAY, middle, **secret)
     try:
         until(
             lambda: "relay listens at 0.0.0.0:7000" in relay.err or relay.poll() is not None,
@@ -190,8 +198,8 @@ def test_ranks_in_networks_without_a_way_to_each_other(
         )
         ranks = []
         for i, end in enumerate(ends):
-            program = (sys.executable, "-c", RANK, i, f"10.77.{i}.1:7000", f"10.77.{1 - i}.2")
-            ranks.append(cold(tmp_path / str(i), *inside(end, *program), **secret))
+            own = (end, i, f"10.77.{i}.1:7000", f"10.77.{1 - i}.2")
+            ranks.append(warm().python(tmp_path / str(i), "-c", INSIDE + RANK, *own, **secret))
         assert [r.wait(2 * LONG) for r in ranks] == [0, 0], ranks[0].err + ranks[1].err
         assert [r.out for r in ranks] == ["300000 1\n", "300000 0\n"]
     finally:

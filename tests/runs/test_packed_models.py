@@ -232,12 +232,12 @@ def test_a_folder_that_transformers_does_not_load_whole_or_run_is_refused(home, 
     greedy = transformers.MixtralConfig(**sizes, num_local_experts=2, num_experts_per_tok=3)
     transformers.MixtralForCausalLM(greedy).save_pretrained(strange)
     assert "strange cannot read a text" in refused("pack", strange, *arguments)
-    assert packed(lacking, *arguments[:4]).lossless is False
+    assert packed(lacking, *arguments[:2], "--bits", 4).lossless is False
 
 
 def test_a_cut_packed_file_leaves_no_folder(home, tmp_path: Path) -> None:
     folder, _, _ = home
-    packed(folder, "-o", tmp_path / "m.tw", "--target", "30kB")
+    packed(folder, "-o", tmp_path / "m.tw", "--bits", 4)
     data = (tmp_path / "m.tw").read_bytes()
     (tmp_path / "m.tw").write_bytes(data[:-100])
     for what in (["unpack", tmp_path / "m.tw", "-o", tmp_path / "back"], ["inspect", tmp_path / "m.tw"]):

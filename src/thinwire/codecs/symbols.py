@@ -186,13 +186,15 @@ def _runs(numbers: Ints, counts: Sequence[int]) -> Iterator[tuple[int, int]]:
     ends = list(accumulate(counts, initial=0))
     small = np.minimum(numbers, ESCAPE).astype(np.uint8)
     own = [np.bincount(small[a:b], minlength=256) for a, b in pairwise(ends)]
+    bits = [entropy(one) for one in own]
     first = 0
     while first < len(counts):
-        held, last = own[first], first + 1
+        held, kept, last = own[first], bits[first], first + 1
         while last < len(counts):
             both = held + own[last]
-            if entropy(both) - entropy(held) - entropy(own[last]) > 8 * FRAME_NBYTES:
+            shared = entropy(both)
+            if shared - kept - bits[last] > 8 * FRAME_NBYTES:
                 break
-            held, last = both, last + 1
+            held, kept, last = both, shared, last + 1
         yield first, last
         first = last
