@@ -29,8 +29,8 @@ from thinwire.uses.following.pull import manifest
 from thinwire.uses.following.pull.manifest import File, Manifest, Proof, StoredVersion
 from thinwire.uses.following.push import protocol
 from thinwire.uses.pictures.messages import RankMessage as Passed
-from thinwire.uses.training.replicas.message import Measured
-from thinwire.uses.training.replicas.message import Message as Exchanged
+from thinwire.uses.training.replicas.controller import ExchangeMessage as Exchanged
+from thinwire.uses.training.replicas.controller import Measurement
 
 FILE = Path(__file__).parent / "protocols" / "bytes.json"
 TOKEN = b"a long random text"
@@ -90,7 +90,7 @@ def golden() -> dict[str, str]:
     made = {f"sync {type(m).__name__}": m.pack() for m in MESSAGES}
     made |= {
         "exchange of replicas": Exchanged(
-            1, 2, Measured(0.5, 1.5, 2.5, 3.5), [b"one", b""], False, True
+            1, 2, Measurement(0.5, 1.5, 2.5, 3.5), [b"one", b""], False, True
         ).pack(),
         "exchange of pictures": Passed(1 << 63, 1 << 31, [b"one", b""]).pack(),
         "federated update": Update(1, 2, 3, 4, 5, b"packet").pack(),

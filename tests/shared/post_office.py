@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from thinwire.types import LinkError
-from thinwire.uses.training.replicas.replicate import Network
+from thinwire.uses.training.replicas.networks import Network
 
 T = TypeVar("T")
 

@@ -19,7 +19,7 @@ from thinwire.state.replica import Replica
 from thinwire.types import InputError
 from thinwire.uses.following.mirror import Mirror
 from thinwire.uses.following.recipes import STATE, cast
-from thinwire.uses.training.replicas.method import AllReduce
+from thinwire.uses.training.replicas.exchange_methods import AllReduce
 from thinwire.uses.training.run.config import TrainConfig
 
 ALL = sorted({x for x in vars(torch).values() if isinstance(x, torch.dtype)}, key=str)

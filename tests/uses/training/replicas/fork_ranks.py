@@ -14,7 +14,6 @@ import pytest  # noqa: F401  # like all that follows, for the ranks
 import torch._dynamo  # noqa: F401  # which DDP imports
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook  # noqa: F401
 
-import thinwire.uses.training.replicas.install
 import thinwire.uses.training.replicas.script  # noqa: F401
 
 

@@ -24,9 +24,9 @@ from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
 from tests.uses.training.replicas import loop_ranks, site_ranks
-from thinwire.uses.training.replicas import hook as hooks
-from thinwire.uses.training.replicas.hook import Replicated
-from thinwire.uses.training.replicas.mail import NotFinite
+from thinwire.uses.training.replicas import ddp_hook as hooks
+from thinwire.uses.training.replicas.ddp_hook import Replicated
+from thinwire.uses.training.replicas.transport import ReplicaNotFinite
 
 RANK, WORLD, LONG = int(sys.argv[1]), 2, 60.0
 IDENTITY, SPARSE = "exchange=Gradients()", "dd-ef-sgd:ratio=0.05,staleness=2"
@@ -265,7 +265,9 @@ def without_a_scaler_it_ends_every_rank_with_a_name() -> None:
     student = Student()
     with replicating(student, "topk:ratio=0.05") as replicated:
         student.train(3, replicated)
-        with pytest.raises(NotFinite, match=r"rank 1 has to send is not finite .*give replicate your scaler"):
+        with pytest.raises(
+            ReplicaNotFinite, match=r"rank 1 has to send is not finite .*give replicate your scaler"
+        ):
             backward(student, torch.amp.GradScaler("cpu", enabled=False), damaged=True)
 
 

@@ -16,16 +16,19 @@ from torch import Tensor, nn
 from thinwire.channels.channel import Scheme
 from thinwire.channels.memory import ErrorFeedback
 from thinwire.codecs import ChunkTopK, Raw
+from thinwire.uses.training.replicas.assembly import (
+    Adaptation,
+    codec_of,
+    gradient_synchroniser,
+    synchroniser_of,
+)
 from thinwire.uses.training.replicas.choosing.deco import Deco
-from thinwire.uses.training.replicas.choosing.site import ReplicaChoice, ReplicaSite
-from thinwire.uses.training.replicas.coder import Coder
-from thinwire.uses.training.replicas.mail import NotFinite
-from thinwire.uses.training.replicas.method import AllReduce, Differences, Gradients, Method
+from thinwire.uses.training.replicas.choosing.replica_policy import ReplicaChoice, ReplicaSite
+from thinwire.uses.training.replicas.exchange_methods import AllReduce, Differences, Gradients, Method
+from thinwire.uses.training.replicas.flat_parameters import FlatParameters
 from thinwire.uses.training.replicas.recipes import EXCHANGE, REPLICAS
-from thinwire.uses.training.replicas.replicate import Plan, by_gradients, codec_of, replicate
-from thinwire.uses.training.replicas.replicator import Replicator
-from thinwire.uses.training.replicas.table import Table
-from thinwire.uses.training.replicas.tally import Tally
+from thinwire.uses.training.replicas.synchroniser import ExchangeTally, Synchroniser
+from thinwire.uses.training.replicas.transport import Coder, ReplicaNotFinite
 
 RATE = 0.05
 torch.manual_seed(0)
@@ -61,21 +64,21 @@ def train(
     method: Method,
     steps: int,
     ranks: int = 2,
-    plan: Plan | None = None,
-    each: Callable[[Student, Replicator, int], None] | None = None,
+    plan: Adaptation | None = None,
+    each: Callable[[Student, Synchroniser, int], None] | None = None,
 ) -> list[Student]:
     """Train replicas on threads; ``each`` is called behind every step."""
     office = PostOffice(ranks)
 
     def work(rank: int) -> Student:
         student = students[rank]
-        replicator = replicate(method, student.parameters, office.network(rank), plan)
+        synchroniser = synchroniser_of(method, student.parameters, office.network(rank), plan)
         for step in range(steps):
             student.backward()
-            replicator.step(student.optimiser.step)
+            synchroniser.step(student.optimiser.step)
             if each is not None:
-                each(student, replicator, step + 1)
-        replicator.finish(student.optimiser.step)
+                each(student, synchroniser, step + 1)
+        synchroniser.finish(student.optimiser.step)
         return student
 
     students = [Student(rank) for rank in range(ranks)]
@@ -126,7 +129,7 @@ def test_an_allreduce_averages_them_too() -> None:
 @pytest.mark.parametrize("name", [n for n in REPLICAS.entries if n != "diloco"] + ["diloco:every=4"])
 def test_replicas_of_every_recipe_end_with_the_same_bits(name: str, ranks: int) -> None:
     recipe = REPLICAS.parse(name)
-    plan = None if recipe.policy is None else Plan(recipe.policy, 12)
+    plan = None if recipe.policy is None else Adaptation(recipe.policy, 12)
     students = train(recipe.schemes[EXCHANGE], 12, ranks, plan)
     assert together(students)
     assert not torch.equal(students[0].weights(), Student(0).weights())
@@ -148,10 +151,10 @@ def test_a_plan_that_moves_keeps_replicas_together_and_loses_nothing() -> None:
     """Also where each rank has a ratio of its own."""
     taken = [0, 0]
 
-    def count(student: Student, replicator: Replicator, step: int) -> None:
-        taken[student.rank] = replicator.steps
+    def count(student: Student, synchroniser: Synchroniser, step: int) -> None:
+        taken[student.rank] = synchroniser.steps
 
-    students = train(Gradients(SPARSE), 300, plan=Plan(Wavering()), each=count)
+    students = train(Gradients(SPARSE), 300, plan=Adaptation(Wavering()), each=count)
     assert together(students) and taken == [300, 300]
 
 
@@ -163,7 +166,7 @@ def test_a_message_waits_while_the_delay_grows_and_two_are_applied_when_it_shrin
 
     applied: list[int] = []
 
-    def count(student: Student, replicator: Replicator, step: int) -> None:
+    def count(student: Student, synchroniser: Synchroniser, step: int) -> None:
         if student.rank == 0:
             applied.append(int(student.optimiser.state_dict()["param_groups"][0].get("taken", 0)))
 
@@ -171,7 +174,9 @@ def test_a_message_waits_while_the_delay_grows_and_two_are_applied_when_it_shrin
 
     def work(rank: int) -> list[int]:
         student, mine = Student(rank), []
-        replicator = replicate(Gradients(SPARSE), student.parameters, office.network(rank), Plan(Stepped()))
+        synchroniser = synchroniser_of(
+            Gradients(SPARSE), student.parameters, office.network(rank), Adaptation(Stepped())
+        )
         for _ in range(steps):
             calls = 0
 
@@ -180,7 +185,7 @@ def test_a_message_waits_while_the_delay_grows_and_two_are_applied_when_it_shrin
                 calls += 1
 
             student.backward()
-            replicator.step(apply)
+            synchroniser.step(apply)
             mine.append(calls)
         return mine
 
@@ -230,7 +235,7 @@ def test_error_feedback_loses_nothing_in_the_end() -> None:
 
     def work(rank: int) -> tuple[Tensor, Tensor]:
         w = nn.Parameter(torch.zeros(8192))
-        replicator = replicate(Gradients(scheme), {"w": w}, office.network(rank))
+        synchroniser = synchroniser_of(Gradients(scheme), {"w": w}, office.network(rank))
         g = torch.linspace(-1, 1, 8192)
         total = torch.zeros(8192)
 
@@ -240,8 +245,8 @@ def test_error_feedback_loses_nothing_in_the_end() -> None:
 
         for _ in range(50):
             w.grad = g.clone()
-            replicator.step(apply)
-        return total, replicator.state_dict()["residual.w"]
+            synchroniser.step(apply)
+        return total, synchroniser.state_dict()["residual.w"]
 
     (total, residual), (other, _) = on_each(2, work)
     assert torch.equal(total, other)
@@ -264,17 +269,17 @@ def test_a_run_that_goes_on_from_what_was_saved_ends_with_the_same_bits(method: 
 
         def work(rank: int) -> Tensor:
             student = Student(rank, momentum=0.5)
-            replicator = replicate(method, student.parameters, offices[0].network(rank))
+            synchroniser = synchroniser_of(method, student.parameters, offices[0].network(rank))
             for step in range(1, 21):
                 student.backward()
-                replicator.step(student.optimiser.step)
+                synchroniser.step(student.optimiser.step)
                 if step == 10:
-                    replicator.drain(student.optimiser.step)
+                    synchroniser.drain(student.optimiser.step)
                 if step == stop:
-                    state = {k: x.clone() for k, x in replicator.state_dict().items()}
-                    replicator = replicate(method, student.parameters, offices[1].network(rank))
-                    replicator.load_state_dict(state)
-            replicator.finish(student.optimiser.step)
+                    state = {k: x.clone() for k, x in synchroniser.state_dict().items()}
+                    synchroniser = synchroniser_of(method, student.parameters, offices[1].network(rank))
+                    synchroniser.load_state_dict(state)
+            synchroniser.finish(student.optimiser.step)
             return student.weights()
 
         return on_each(2, work)
@@ -289,14 +294,14 @@ def test_values_that_are_not_finite_end_every_rank_and_stay_out_of_residuals(met
 
     def work(rank: int) -> tuple[str, dict[str, Any]]:
         student = Student(rank)
-        replicator = replicate(method, student.parameters, office.network(rank))
-        with pytest.raises(NotFinite) as error:
+        synchroniser = synchroniser_of(method, student.parameters, office.network(rank))
+        with pytest.raises(ReplicaNotFinite) as error:
             for step in range(6):
                 student.backward()
                 if step == 2 and rank == 1:
                     student.model[0].weight.grad[0, 0] = float("nan")
-                replicator.step(student.optimiser.step)
-        return str(error.value), replicator.state_dict()
+                synchroniser.step(student.optimiser.step)
+        return str(error.value), synchroniser.state_dict()
 
     for text, state in on_each(2, work):
         assert "rank 1" in text
@@ -309,7 +314,10 @@ def test_policies_count_the_bytes_that_are_sent(ratio: float) -> None:
     """They once counted 8 bits a kept value where 32 were sent, and every plan was late."""
     values = torch.randn(7, 61440)
     coder = Coder(
-        Scheme(codec_of(ReplicaChoice(ratio, None, 0, 1, "")), ErrorFeedback()), values.shape, [0], Tally()
+        Scheme(codec_of(ReplicaChoice(ratio, None, 0, 1, "")), ErrorFeedback()),
+        values.shape,
+        [0],
+        ExchangeTally(),
     )
     sent = sum(map(len, coder.encode(values)))
     assert sent == pytest.approx(ReplicaChoice(ratio, None, 0, 1, "").nbytes(values.numel()), rel=0.1)
@@ -322,8 +330,8 @@ def test_a_step_that_a_scaler_skips_loses_nothing_of_the_others(late: int) -> No
 
     def work(rank: int) -> tuple[Tensor, Tensor, Tensor]:
         student = Student(rank)
-        table = Table(student.parameters)
-        replicator = by_gradients(Gradients(SPARSE, late), table, office.network(rank), skips=True)
+        table = FlatParameters(student.parameters)
+        synchroniser = gradient_synchroniser(Gradients(SPARSE, late), table, office.network(rank), skips=True)
         applied, total = torch.zeros(table.numel), torch.zeros(table.numel)
 
         def apply() -> None:
@@ -337,9 +345,9 @@ def test_a_step_that_a_scaler_skips_loses_nothing_of_the_others(late: int) -> No
                 next(student.model.parameters()).grad.fill_(float("inf"))
             flat = table.gradients().view(-1)[: table.numel]
             total += flat if flat.isfinite().all() else 0
-            replicator.step(apply)
-        replicator.drain(apply)
-        state = replicator.state_dict()
+            synchroniser.step(apply)
+        synchroniser.drain(apply)
+        state = synchroniser.state_dict()
         kept = sum(table.flat(state, part) for part in ("residual.", "again.") if f"{part}0.weight" in state)
         return applied, total, kept.view(-1)[: table.numel]
 
@@ -356,10 +364,10 @@ def test_replicas_start_from_parameters_in_any_order_and_frozen_ones_stay_out() 
         student = Student(rank)
         named = list(student.parameters.items())
         parameters = dict(reversed(named)) if rank else dict(named)
-        replicator = replicate(Gradients(SPARSE), parameters, office.network(rank))
+        synchroniser = synchroniser_of(Gradients(SPARSE), parameters, office.network(rank))
         for _ in range(5):
             student.backward()
-            replicator.step(student.optimiser.step)
+            synchroniser.step(student.optimiser.step)
         return student.weights()
 
     ours, theirs = on_each(2, work)
@@ -368,12 +376,12 @@ def test_replicas_start_from_parameters_in_any_order_and_frozen_ones_stay_out() 
 
 def test_a_silent_replica_is_named() -> None:
     student = Student(0)
-    replicator = replicate(
+    synchroniser = synchroniser_of(
         Gradients(Scheme(Raw())), student.parameters, PostOffice(2).network(0, deadline=0.1)
     )
     student.backward()
     with pytest.raises(Exception, match="rank 1"):
-        replicator.step(student.optimiser.step)
+        synchroniser.step(student.optimiser.step)
 
 
 def test_a_policy_decides_again_when_its_link_has_changed() -> None:
@@ -387,14 +395,16 @@ def test_a_policy_decides_again_when_its_link_has_changed() -> None:
             return rate[0], 0.001
 
         network = replace(office.network(rank), link=link)
-        replicator = replicate(Gradients(SPARSE), student.parameters, network, Plan(Deco(every=5)))
+        synchroniser = synchroniser_of(
+            Gradients(SPARSE), student.parameters, network, Adaptation(Deco(every=5))
+        )
         for step in range(1, steps + 1):
             rate[0] = 1e5 if step <= 12 else 1e3
             student.backward()
-            replicator.begin()
+            synchroniser.begin()
             time.sleep(0.002)  # compute enough to hide something
-            replicator.step(student.optimiser.step)
-        return [(change.step, change.choice.ratio) for change in replicator.changes]
+            synchroniser.step(student.optimiser.step)
+        return [(change.step, change.choice.ratio) for change in synchroniser.changes]
 
     for changes in on_each(2, work):
         first, *later = changes

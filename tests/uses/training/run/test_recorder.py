@@ -157,7 +157,7 @@ def test_a_policy_is_told_the_step_that_follows() -> None:
     run.stepper = SimpleNamespace(step=lambda step, *_: StepReport(0, step))
     run.telemetry = SimpleNamespace(world=run.world)
     run.autopilot = SimpleNamespace(decide=lambda step, coming, reports: told.append((step, coming)))
-    run.recorder, run.replicator = MagicMock(), None
+    run.recorder, run.synchroniser = MagicMock(), None
     run.recorder.step.return_value = 1.0
     run._reports, run._lag, run._save_checkpoint = deque(), 0, lambda step: None
     run._steps(0)

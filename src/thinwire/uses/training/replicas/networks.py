@@ -2,24 +2,37 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass
 
 import torch.distributed as dist
 
 from thinwire.channels.channel import Scheme
 from thinwire.codecs import Codec, Raw
-from thinwire.collectives import GroupExchange, MeshExchange, MeshReduction
+from thinwire.collectives import Exchange, GroupExchange, MeshExchange, MeshReduction, Reduction
 from thinwire.collectives.framing import LENGTH
 from thinwire.links.link import Data
 from thinwire.links.mesh import Peer
 from thinwire.types import WRONG_VALUES, InputError, PayloadError, TensorSpec, require
-from thinwire.uses.training.replicas.coder import blocks
-from thinwire.uses.training.replicas.message import MESSAGES
-from thinwire.uses.training.replicas.replicate import Network
-from thinwire.uses.training.replicas.table import Table
+from thinwire.uses.training.replicas.controller import MESSAGES, Link
+from thinwire.uses.training.replicas.flat_parameters import FlatParameters
+from thinwire.uses.training.replicas.transport import blocks
 
 FRAMING = 256  # bytes of a packet beside specs, entries and values, at most
 ENTRY = 17  # of a segment's entry
+
+
+@dataclass(frozen=True)
+class Network:
+    """How replicas reach each other: exchanges and sums by name, and what is known of this rank's link.
+
+    ``link`` returns its rate, bytes/s, and one-way delay, seconds. ``deadline``: seconds without any data.
+    """
+
+    messages: Callable[[str], Exchange]
+    sums: Callable[[str], Reduction]
+    link: Link = lambda: (None, None)
+    deadline: float = 60.0
 
 
 def over_mesh(
@@ -45,7 +58,7 @@ def _slowest(peers: Iterable[Peer]) -> tuple[float | None, float | None]:
 
 
 def over_group(
-    group: dist.ProcessGroup, scheme: Scheme, exact: int, table: Table, deadline: float = 60.0
+    group: dist.ProcessGroup, scheme: Scheme, exact: int, flat: FlatParameters, deadline: float = 60.0
 ) -> Network:
     """Return the network of all ranks of ``group``, which nothing else uses.
 
@@ -57,7 +70,7 @@ def over_group(
         f"a group of backend {backend} sends no bytes of main memory; make one by new_group(backend='gloo')"
     )
     require(backend == "gloo", InputError, wrong)
-    wide, narrow = (_capacity(codec, scheme, table.shape) for codec in (Raw(), scheme.codec))
+    wide, narrow = (_capacity(codec, scheme, flat.shape) for codec in (Raw(), scheme.codec))
     wrong = f"{scheme.codec!r} may need more bytes than values as they are, and a torch group sends the most"
     require(narrow <= wide or scheme.codec == Raw(), InputError, f"{wrong}; give peers of connect_mesh")
     return Network(lambda _: SizedExchange(group, wide, exact, narrow), _no_sums, deadline=deadline)
@@ -68,7 +81,7 @@ def _no_sums(name: str) -> MeshReduction:
 
 
 def _capacity(codec: Codec, scheme: Scheme, shape: tuple[int, int]) -> int:
-    """Return the bytes of a message that ``codec`` makes of a table [n, N], at most."""
+    """Return the bytes of a message that ``codec`` makes of flat parameters [n, N], at most."""
     specs = len(repr(scheme.memory)) + 2 * len(repr(codec))
     total = MESSAGES.size
     for rows in blocks(shape):

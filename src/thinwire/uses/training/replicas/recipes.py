@@ -18,9 +18,15 @@ from thinwire.codecs import ChunkTopK, Codec, DeadZone, Entropy, InTurn, TopK, U
 from thinwire.codecs.deadzone import step_for
 from thinwire.uses.training.replicas.choosing.auto import Auto
 from thinwire.uses.training.replicas.choosing.deco import Deco
-from thinwire.uses.training.replicas.choosing.site import ReplicaPolicy
-from thinwire.uses.training.replicas.method import MAX_STALENESS, AllReduce, Differences, Gradients, Method
-from thinwire.uses.training.replicas.replicate import largest
+from thinwire.uses.training.replicas.choosing.replica_policy import ReplicaPolicy
+from thinwire.uses.training.replicas.exchange_methods import (
+    MAX_STALENESS,
+    AllReduce,
+    Differences,
+    Gradients,
+    Method,
+    largest,
+)
 
 EXCHANGE = "exchange"  # the one role
 ReplicaRecipe = Recipe[Method, ReplicaPolicy]

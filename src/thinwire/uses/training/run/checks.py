@@ -149,7 +149,7 @@ def _used(config: TrainFields) -> None:
 
 def _replicas(config: TrainFields) -> None:
     """Raise ``InputError`` for a recipe whose delays do not fit the run or its optimiser."""
-    from thinwire.uses.training.replicas.method import Differences, Gradients
+    from thinwire.uses.training.replicas.exchange_methods import Differences, Gradients
     from thinwire.uses.training.replicas.recipes import EXCHANGE, parse_replica_recipe
     from thinwire.uses.training.run.optimiser import sgd_momentum
 

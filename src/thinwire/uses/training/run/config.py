@@ -49,7 +49,7 @@ def _of_delays(config: TrainConfig) -> Iterator[str]:
     """Yield a sentence where late gradients meet an optimiser or a rate that suffers from them."""
     if config.replicas == 1:
         return
-    from thinwire.uses.training.replicas.method import Gradients
+    from thinwire.uses.training.replicas.exchange_methods import Gradients
     from thinwire.uses.training.replicas.recipes import EXCHANGE, parse_replica_recipe
 
     recipe = parse_replica_recipe(config.replica_recipe)

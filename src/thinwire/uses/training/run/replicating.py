@@ -11,11 +11,11 @@ from thinwire.runs.ranks.telemetry import Telemetry
 from thinwire.runs.ranks.world import World
 from thinwire.types import InputError
 from thinwire.uses.training.pipeline.stage import CompressedStage
+from thinwire.uses.training.replicas.assembly import Adaptation, synchroniser_of
+from thinwire.uses.training.replicas.controller import PlanChange
+from thinwire.uses.training.replicas.flat_parameters import FlatParameters
 from thinwire.uses.training.replicas.networks import over_mesh
-from thinwire.uses.training.replicas.pilot import Change
-from thinwire.uses.training.replicas.replicate import Plan, replicate
-from thinwire.uses.training.replicas.replicator import Replicator
-from thinwire.uses.training.replicas.table import Table
+from thinwire.uses.training.replicas.synchroniser import Synchroniser
 from thinwire.uses.training.run.job import Job
 from thinwire.uses.training.run.record.schema import Decision
 from thinwire.uses.training.run.setup import trained
@@ -29,14 +29,14 @@ def parameters(stages: Sequence[CompressedStage]) -> dict[str, Tensor]:
     return {f"{s.stage_index}.{name}": p for s in stages for name, p in trained(s).items()}
 
 
-def build_replicator(job: Job, world: World, stages: Sequence[CompressedStage]) -> Replicator:
+def build_synchroniser(job: Job, world: World, stages: Sequence[CompressedStage]) -> Synchroniser:
     """Return what keeps this rank's parameters together with those of the other replicas."""
     recipe = job.replica_recipe
     ranks = [peer.rank for peer in world.partners.values()]
     network = over_mesh(world.rank, world.peers, ranks, job.config.deadline)
     policy = recipe.policy
-    plan = None if policy is None else Plan(policy, job.steps)
-    return replicate(recipe.schemes[EXCHANGE], parameters(stages), network, plan)
+    plan = None if policy is None else Adaptation(policy, job.steps)
+    return synchroniser_of(recipe.schemes[EXCHANGE], parameters(stages), network, plan)
 
 
 def exchanged(world: World) -> int:
@@ -48,7 +48,7 @@ def exchanged(world: World) -> int:
 def check_alike(world: World, telemetry: Telemetry, stages: Sequence[CompressedStage]) -> None:
     """Raise ``InputError`` unless all replicas train the same parameters."""
     own = parameters(stages)
-    digests = telemetry.agree(b"R", Table(own).digest, "what it trains")
+    digests = telemetry.agree(b"R", FlatParameters(own).digest, "what it trains")
     for rank, digest in enumerate(digests):
         if rank % world.pipeline.size == world.pipeline.rank and digest != digests[world.rank]:
             raise InputError(
@@ -58,10 +58,10 @@ def check_alike(world: World, telemetry: Telemetry, stages: Sequence[CompressedS
 
 
 def check_same(
-    world: World, telemetry: Telemetry, stages: Sequence[CompressedStage], replicator: Replicator
+    world: World, telemetry: Telemetry, stages: Sequence[CompressedStage], synchroniser: Synchroniser
 ) -> None:
     """Raise ``InputError`` unless all replicas start from the same bits."""
-    with replicator.shared():
+    with synchroniser.shared():
         same = are_equal(world, telemetry, stages)
     if not same:
         raise InputError(
@@ -86,7 +86,7 @@ def are_equal(world: World, telemetry: Telemetry, stages: Sequence[CompressedSta
     return all(len(set(digests[place::size])) == 1 for place in range(size))
 
 
-def decision(change: Change) -> Decision:
+def decision(change: PlanChange) -> Decision:
     """Return the record's line for a change of the plan."""
     choice = change.choice
     return Decision(

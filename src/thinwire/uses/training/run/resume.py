@@ -26,7 +26,7 @@ from thinwire.runs.records.schema import INVALID, RunRecord
 from thinwire.runs.records.writer import load_run, write_json
 from thinwire.types import InputError
 from thinwire.uses.training.pipeline.stage import CompressedStage
-from thinwire.uses.training.replicas.replicator import Replicator
+from thinwire.uses.training.replicas.synchroniser import Synchroniser
 from thinwire.uses.training.run.config import TrainConfig
 from thinwire.uses.training.run.fields import DEFAULT_STEPS, learning_rate
 from thinwire.uses.training.run.job import Job
@@ -110,7 +110,7 @@ def forget_after(out: Path, rank: int, step: int) -> None:
 
 
 class Checkpoints:
-    """One rank's checkpoints of a job, from its stages, their optimiser and replicator and back into them."""
+    """One rank's checkpoints of a job: from stages, their optimiser and synchroniser, and back into them."""
 
     def __init__(
         self,
@@ -118,10 +118,10 @@ class Checkpoints:
         rank: int,
         stages: list[CompressedStage],
         optimiser: torch.optim.Optimizer,
-        replicator: Replicator | None = None,
+        synchroniser: Synchroniser | None = None,
     ) -> None:
         self._job, self._rank = job, rank
-        self._stages, self._optimiser, self._replicator = stages, optimiser, replicator
+        self._stages, self._optimiser, self._synchroniser = stages, optimiser, synchroniser
         self._out = Path(job.config.out)
 
     def save(self, step: int, totals: dict[str, Any]) -> None:
@@ -148,8 +148,8 @@ class Checkpoints:
     def _state(self) -> dict[str, Tensor]:
         state = {f"optimiser.{k}": v for k, v in _optimiser_state(self._optimiser).items()}
         state["rng"] = torch.get_rng_state()
-        if self._replicator is not None:
-            state |= {f"replicas.{k}": x.clone() for k, x in self._replicator.state_dict().items()}
+        if self._synchroniser is not None:
+            state |= {f"replicas.{k}": x.clone() for k, x in self._synchroniser.state_dict().items()}
         for i, stage in enumerate(self._stages):
             # Copies, because stages may share storage (tied heads); the file may not.
             state |= {f"stage{i}.{k}": p.detach().clone() for k, p in trained(stage).items()}
@@ -189,8 +189,8 @@ class Checkpoints:
             stage.submod.load_state_dict(saved, strict=False)
         _load_optimiser(self._optimiser, under(state, "optimiser."))
         torch.set_rng_state(state["rng"])
-        if self._replicator is not None:
-            self._replicator.load_state_dict(under(state, "replicas."))
+        if self._synchroniser is not None:
+            self._synchroniser.load_state_dict(under(state, "replicas."))
 
     def _restore_references(self, folder: Path, written: dict[str, int]) -> None:
         def read(name: str) -> Iterator[dict[str, Tensor]]:

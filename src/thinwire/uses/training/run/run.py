@@ -24,7 +24,7 @@ from thinwire.runs.ranks.world import World
 from thinwire.runs.records.progress import megabytes
 from thinwire.types import MeasurementError, ThinwireError, require
 from thinwire.uses.training.pipeline import boundary
-from thinwire.uses.training.replicas import mail
+from thinwire.uses.training.replicas.transport import ReplicaNotFinite
 from thinwire.uses.training.run import resume
 from thinwire.uses.training.run.autopilot import Autopilot
 from thinwire.uses.training.run.config import TrainConfig
@@ -82,7 +82,7 @@ def _diverging(step: int) -> Iterator[None]:
         yield
     except boundary.NotFinite as e:
         raise ThinwireError(f"step {step}: {e}, or lower --lr") from e
-    except mail.NotFinite as e:
+    except ReplicaNotFinite as e:
         raise ThinwireError(f"step {step}: {e}; lower --lr, or raise --warmup") from e
 
 
@@ -117,11 +117,11 @@ class TrainingRank:
         self.telemetry = Telemetry(world, self.config.deadline)
         self._parts = build_parts(job, world)
         self.stepper = Stepper(job, world, self._parts)
-        self.stages, self.replicator = self.stepper.stages, self.stepper.replicator
-        if self.replicator is not None:
+        self.stages, self.synchroniser = self.stepper.stages, self.stepper.synchroniser
+        if self.synchroniser is not None:
             check_alike(world, self.telemetry, self.stages)
         self.checkpoints = resume.Checkpoints(
-            job, world.rank, self.stages, self.stepper.optimiser, self.replicator
+            job, world.rank, self.stages, self.stepper.optimiser, self.synchroniser
         )
         policy = job.recipe.policy
         self.autopilot = policy and Autopilot(job, policy, world, self.stages, self.telemetry)
@@ -138,8 +138,8 @@ class TrainingRank:
         task, working = self.job.task, self.telemetry.working
         warm_up(self._parts, self.stepper.optimiser, self.config, task, self.job.recipe, working)
         self._take_bearings(done)
-        if self.replicator is not None:
-            check_same(self.world, self.telemetry, self.stages, self.replicator)
+        if self.synchroniser is not None:
+            check_same(self.world, self.telemetry, self.stages, self.synchroniser)
             if self.job.replica_recipe.policy is not None:
                 measure_links(self.world)
         self.telemetry.agree(b"go", 0, "the start of training")
@@ -149,15 +149,15 @@ class TrainingRank:
         self._steps(done)
         if self._ended:
             self.recorder.ended_early()
-            if self.replicator is not None:
-                self.replicator.settle()
+            if self.synchroniser is not None:
+                self.synchroniser.settle()
         else:
             self._evaluate(self.job.steps)
             target = self.config.until_loss
             if target is not None and not self._is_enough(self.recorder.heldout, target):
                 self.recorder.unreached(target)
         self.recorder.finish(self._final_reports())
-        if self.replicator is not None:
+        if self.synchroniser is not None:
             equal = are_equal(self.world, self.telemetry, self.stages)
             self.recorder.compared(equal)
             require(
@@ -261,9 +261,9 @@ class TrainingRank:
             raise ThinwireError(ran_away(self.config, "loss", report.step, loss))
         if self.autopilot:
             self.recorder.decided(self.autopilot.decide(report.step, coming, reports))
-        if self.replicator is not None:
-            self.recorder.decided([decision(change) for change in self.replicator.changes])
-            self.replicator.changes.clear()
+        if self.synchroniser is not None:
+            self.recorder.decided([decision(change) for change in self.synchroniser.changes])
+            self.synchroniser.changes.clear()
 
     def _take_bearings(self, step: int) -> None:
         """Let the policy, if there is one, measure the links and decide before the next step."""
@@ -302,7 +302,7 @@ class TrainingRank:
 
     def _shared(self) -> contextlib.AbstractContextManager[None]:
         """Have the parameters in place that all replicas share."""
-        return self.replicator.shared() if self.replicator else contextlib.nullcontext()
+        return self.synchroniser.shared() if self.synchroniser else contextlib.nullcontext()
 
     @contextlib.contextmanager
     def _unshaped(self) -> Iterator[None]:
@@ -336,8 +336,8 @@ class TrainingRank:
         self.telemetry.agree(b"L", step, "the checkpoint to be loaded")
         resume.forget_after(out, rank, step)
         self.recorder.resumed(step, totals)
-        if self.replicator is not None:
-            self.replicator.changes.clear()  # how it began is in the record already
+        if self.synchroniser is not None:
+            self.synchroniser.changes.clear()  # how it began is in the record already
         return step
 
     def _remove_old_checkpoints(self) -> None:

@@ -14,11 +14,11 @@ from thinwire.runs.data.loss import BatchLoss, learnt
 from thinwire.runs.ranks.telemetry import Telemetry
 from thinwire.runs.ranks.world import World
 from thinwire.types import ThinwireError, require
-from thinwire.uses.training.replicas.replicator import Replicator
+from thinwire.uses.training.replicas.synchroniser import Synchroniser
 from thinwire.uses.training.run.config import TrainConfig
 from thinwire.uses.training.run.job import Job
 from thinwire.uses.training.run.optimiser import make_optimiser
-from thinwire.uses.training.run.replicating import build_replicator, exchanged
+from thinwire.uses.training.run.replicating import build_synchroniser, exchanged
 from thinwire.uses.training.run.setup import Part, build_schedule, build_stages, trained
 from thinwire.uses.training.run.step_report import EXCHANGE, StepReport, report_of
 
@@ -44,7 +44,7 @@ class Stepper:
         self.schedule = build_schedule(job, self.stages, self.loss)
         self.parameters = [p for stage in self.stages for p in trained(stage).values()]
         self._sent = 0  # bytes of exchanges
-        self.replicator = build_replicator(job, world, self.stages) if world.replicas > 1 else None
+        self.synchroniser = build_synchroniser(job, world, self.stages) if world.replicas > 1 else None
         self.optimiser = optimiser or make_optimiser(self.config, self.parameters)
 
     def step(self, step: int, ids: Tensor, upcoming: Tensor, rest: str = "") -> StepReport:
@@ -52,20 +52,20 @@ class Stepper:
 
         ``rest``: what a replica does behind it: nothing, ``drain`` or ``finish``, by name.
         """
-        if self.replicator is not None:
-            self.replicator.begin()
+        if self.synchroniser is not None:
+            self.synchroniser.begin()
         block, own = self.job.train[ids], self._share(len(ids))
         if self.pipeline.rank == 0:
             self.stages[0].begin(ids[own], self.config.microbatches, upcoming[self._share(len(upcoming))])
         loss = self._through(self.schedule.step, block[own], block)
         start, self._waited = time.perf_counter(), 0.0
         self._set_lr(step)
-        if self.replicator is None:
+        if self.synchroniser is None:
             self._update(step)
         else:
-            self._exchange(self.replicator, step, rest)
+            self._exchange(self.synchroniser, step, rest)
         report = report_of(self.world.rank, step, loss, self.stages)
-        coded = 0.0 if self.replicator is None else self._count(self.replicator, report)
+        coded = 0.0 if self.synchroniser is None else self._count(self.synchroniser, report)
         report.compute_s += time.perf_counter() - start - self._waited - coded
         report.wait_s += self._waited
         return report
@@ -75,18 +75,18 @@ class Stepper:
         many = samples // self.world.replicas
         return slice(self.world.replica * many, (self.world.replica + 1) * many)
 
-    def _exchange(self, replicator: Replicator, step: int, rest: str) -> None:
+    def _exchange(self, synchroniser: Synchroniser, step: int, rest: str) -> None:
         def update() -> None:
             self._update(step)
 
-        replicator.step(update)
+        synchroniser.step(update)
         if rest:
-            getattr(replicator, rest)(update)
+            getattr(synchroniser, rest)(update)
         self.optimiser.zero_grad(set_to_none=True)
 
-    def _count(self, replicator: Replicator, report: StepReport) -> float:
+    def _count(self, synchroniser: Synchroniser, report: StepReport) -> float:
         """Add what the exchanges of a step cost, values as of an all-reduce; return the seconds of coding."""
-        tally, others = replicator.tally.take(), self.world.replicas - 1
+        tally, others = synchroniser.tally.take(), self.world.replicas - 1
         report.values[EXCHANGE] = 2 * others * sum(p.numel() for p in self.parameters) // self.world.replicas
         sent = exchanged(self.world)
         report.bytes[EXCHANGE], self._sent = sent - self._sent, sent
@@ -151,7 +151,7 @@ class Stepper:
         start = time.perf_counter()
         norm = math.sqrt(self._norms.squared_norm(own * own))
         waited = time.perf_counter() - start
-        told = self.replicator is not None  # all ranks, and whose it was
+        told = self.synchroniser is not None  # all ranks, and whose it was
         require(
             math.isfinite(norm) or told, ThinwireError, ran_away(self.config, "gradient norm", step, norm)
         )

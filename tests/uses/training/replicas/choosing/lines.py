@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from thinwire.uses.training.replicas.choosing.site import ReplicaChoice, ReplicaSite
+from thinwire.uses.training.replicas.choosing.replica_policy import ReplicaChoice, ReplicaSite
 
 MBIT = 125e3  # bytes/s
 

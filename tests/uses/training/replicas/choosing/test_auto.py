@@ -19,9 +19,9 @@ from thinwire.uses.training.replicas.choosing.auto import (
     LOCAL_STEPS,
     STALENESS,
     Auto,
-    Plan,
+    ReplicaPlan,
 )
-from thinwire.uses.training.replicas.choosing.site import ReplicaChoice, ReplicaSite
+from thinwire.uses.training.replicas.choosing.replica_policy import ReplicaChoice, ReplicaSite
 from thinwire.uses.training.replicas.choosing.time_model import predicted_step, ring_step
 
 KINDS = pytest.mark.parametrize("gradients", [False, True])
@@ -36,7 +36,9 @@ def cost(choices: Sequence[ReplicaChoice]) -> float:
     """Return how many times the steps of an exact mean these choices are said to need."""
     codes = {(code.ratio, code.bits): code for code in (*DIFFERENCES, *GRADIENTS)}
     first = choices[0]
-    return Plan(first.staleness, first.local_steps, tuple(codes[c.ratio, c.bits] for c in choices)).cost
+    return ReplicaPlan(
+        first.staleness, first.local_steps, tuple(codes[c.ratio, c.bits] for c in choices)
+    ).cost
 
 
 def time_to_loss(choices: Sequence[ReplicaChoice]) -> float:
@@ -79,7 +81,7 @@ def test_no_other_choice_comes_to_a_loss_sooner(seed: int, gradients: bool) -> N
         score = time_to_loss(chosen([site], gradients))
         for code, steps in product(codes, [1] if gradients else LOCAL_STEPS):
             for late in STALENESS if gradients else [h for h in HIDDEN if h <= steps]:
-                other = Plan(late, steps, (code,))
+                other = ReplicaPlan(late, steps, (code,))
                 assert score <= predicted_step(site, other.choices[0]) * other.cost
 
 

@@ -21,7 +21,7 @@ from thinwire.uses.training.replicas.choosing.deco import (
     derived_noise,
     paper_noise,
 )
-from thinwire.uses.training.replicas.choosing.site import KEPT_BITS, ReplicaChoice, ReplicaSite
+from thinwire.uses.training.replicas.choosing.replica_policy import KEPT_BITS, ReplicaChoice, ReplicaSite
 
 FP32 = int(496e6 * 8 / KEPT_BITS)  # as many values as take, all kept, the bytes of 124 M in fp32
 

@@ -7,7 +7,7 @@ import random
 import pytest
 
 from thinwire.types import InputError
-from thinwire.uses.training.replicas.choosing.site import ReplicaChoice, ReplicaSite
+from thinwire.uses.training.replicas.choosing.replica_policy import ReplicaChoice, ReplicaSite
 from thinwire.uses.training.replicas.choosing.time_model import (
     delayed_step,
     local_step,

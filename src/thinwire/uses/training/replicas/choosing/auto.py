@@ -9,7 +9,7 @@ from statistics import mean
 
 from thinwire.spec import Spec
 from thinwire.types import InputError, require
-from thinwire.uses.training.replicas.choosing.site import ReplicaChoice, ReplicaSite
+from thinwire.uses.training.replicas.choosing.replica_policy import ReplicaChoice, ReplicaSite
 from thinwire.uses.training.replicas.choosing.time_model import Ranks, in_use, predicted_step, undecided
 
 # A cost is how many times the steps of an exact mean training needs to the same loss. Each has its source
@@ -38,7 +38,7 @@ GRADIENTS = (Code(0.1, None, 1.0), Code(0.01, None, 1.02), Code(0.001, None, 1.0
 
 
 @dataclass(frozen=True)
-class Plan:
+class ReplicaPlan:
     """A delay and a number of local steps for all ranks, and a code for each."""
 
     staleness: int
@@ -107,30 +107,30 @@ class Auto(Spec):
         least, *more = LOCAL_STEPS
         return [min(least, steps), *(h for h in more if h * ROUNDS <= steps)]
 
-    def _used(self, sites: Sequence[ReplicaSite]) -> Plan | None:
+    def _used(self, sites: Sequence[ReplicaSite]) -> ReplicaPlan | None:
         """Return the plan in use, if it was chosen here from measurements."""
         last, codes = in_use(sites), GRADIENTS if self.gradients else DIFFERENCES
         if last is None or any(c.predicted is None for c in last):
             return None
         used = tuple(code for c in last for code in codes if (code.ratio, code.bits) == (c.ratio, c.bits))
         mine = len(used) == len(last) and (last[0].staleness in STALENESS or not self.gradients)
-        return Plan(last[0].staleness, last[0].local_steps, used) if mine else None
+        return ReplicaPlan(last[0].staleness, last[0].local_steps, used) if mine else None
 
     def _near(self, ranks: Ranks) -> Iterator[Ranks]:
         paces = (1.0, 1 + self.margin, 1 / (1 + self.margin))
         return (ranks.paced(wire, delay) for wire, delay in product(paces, paces))
 
-    def _is_near(self, plan: Plan, ranks: Ranks) -> bool:
+    def _is_near(self, plan: ReplicaPlan, ranks: Ranks) -> bool:
         return _score(ranks, plan) <= (1 + self.slack) * _score(ranks, self._best(ranks))
 
-    def _best(self, ranks: Ranks) -> Plan:
+    def _best(self, ranks: Ranks) -> ReplicaPlan:
         return min(self._plans(ranks), key=lambda plan: _score(ranks, plan))
 
-    def _plans(self, ranks: Ranks) -> Iterator[Plan]:
+    def _plans(self, ranks: Ranks) -> Iterator[ReplicaPlan]:
         """Yield every delay and number of local steps, each with the best code for every rank."""
         for steps in self._local_steps(ranks.sites):
             for late in STALENESS if self.gradients else (h for h in HIDDEN if h <= steps):
-                yield Plan(late, steps, tuple(self._code(site, late, steps) for site in ranks.sites))
+                yield ReplicaPlan(late, steps, tuple(self._code(site, late, steps) for site in ranks.sites))
 
     def _code(self, site: ReplicaSite, late: int, steps: int) -> Code:
         def score(code: Code) -> float:
@@ -139,6 +139,6 @@ class Auto(Spec):
         return min(GRADIENTS if self.gradients else DIFFERENCES, key=score)
 
 
-def _score(ranks: Ranks, plan: Plan) -> float:
+def _score(ranks: Ranks, plan: ReplicaPlan) -> float:
     """Return the time to a loss, in steps of an exact mean: what a step takes, times the plan's cost."""
     return ranks.step(plan.choices) * plan.cost

@@ -9,7 +9,7 @@ from types import MappingProxyType
 
 from thinwire.spec import Spec
 from thinwire.types import InputError, require
-from thinwire.uses.training.replicas.choosing.site import KEPT_BITS, ReplicaChoice, ReplicaSite
+from thinwire.uses.training.replicas.choosing.replica_policy import KEPT_BITS, ReplicaChoice, ReplicaSite
 from thinwire.uses.training.replicas.choosing.time_model import (
     SECONDS,
     Ranks,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from thinwire.uses.training.replicas.choosing.site import EXACT_BITS, ReplicaChoice, ReplicaSite
+from thinwire.uses.training.replicas.choosing.replica_policy import EXACT_BITS, ReplicaChoice, ReplicaSite
 
 SECONDS = 1e-9  # what stands for no time at all
 

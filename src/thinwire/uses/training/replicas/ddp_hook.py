@@ -1,6 +1,6 @@
-"""A communication hook: what DistributedDataParallel would all-reduce goes through a replicator instead.
+"""A communication hook: what DistributedDataParallel would all-reduce goes through a synchroniser instead.
 
-Tested with torch 2.13. All that is private to torch's DDP, or odd about it, is in this file:
+Tested with torch 2.13. What is private to torch's DDP, or odd about it, is here and in ``ddp_model.py``:
 
 - It wants a parameter named ``bucket`` and annotations that are no text, so they are not postponed here.
 - It lays its buckets out anew after the first passes. So nothing is kept by bucket: the buckets of one pass
@@ -10,39 +10,32 @@ Tested with torch 2.13. All that is private to torch's DDP, or odd about it, is 
 - An error in a future loses its type on its way out of ``backward``; one that a hook raises does not.
 """
 
-from collections.abc import Iterator, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
+from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.types import WRONG_VALUES, InputError, require
-from thinwire.uses.training.replicas.buckets import Buckets
-from thinwire.uses.training.replicas.mail import NotFinite
-from thinwire.uses.training.replicas.model import Copied, average_statistics, broadcast_the_rest, check_same
-from thinwire.uses.training.replicas.origin import Origin
-from thinwire.uses.training.replicas.replicator import Apply, Replicator
-from thinwire.uses.training.replicas.steps import Steps
+from thinwire.uses.training.replicas.ddp_model import (
+    Copied,
+    average_statistics,
+    broadcast_the_rest,
+    check_same,
+)
+from thinwire.uses.training.replicas.flat_parameters import FlatParameters, real
+from thinwire.uses.training.replicas.optimiser_steps import OptimiserSteps
+from thinwire.uses.training.replicas.synchroniser import Apply, Synchroniser
+from thinwire.uses.training.replicas.transport import ReplicaNotFinite
 
+ORIGIN = "origin"  # the name beside residuals and means
 EXACT = 2  # passes until the buckets are final
 MANY = 100  # passes without a step that begin a run, after which it is a loop whose steps nobody sees
-
-
-@dataclass(frozen=True)
-class Terms:
-    """What all ranks of a hooked model have agreed on.
-
-    ``undoes``: gradients are late, or kept back, so it matters which of them are thrown away.
-    ``broadcasts``: a drain does what DDP would do before each forward pass, rank 0's buffers to all.
-    """
-
-    origin: Origin
-    undoes: bool
-    broadcasts: bool
 
 
 class Replicated:
@@ -60,21 +53,21 @@ class Replicated:
     def __init__(
         self,
         ddp: DistributedDataParallel,
-        buckets: Buckets,
-        replicator: Replicator,
-        terms: Terms,
+        buckets: "Buckets",
+        synchroniser: Synchroniser,
+        terms: "HookTerms",
         scaler: torch.amp.GradScaler | None,
     ) -> None:
         self.vacant = self.draining = False
         self.undoes = self.scales = terms.undoes
-        self._ddp, self._buckets, self._replicator, self._terms = ddp, buckets, replicator, terms
+        self._ddp, self._buckets, self._synchroniser, self._terms = ddp, buckets, synchroniser, terms
         self._due: Tensor | None = None
         self._pending = False  # neither a step nor cleared gradients have been seen since the last exchange
         self._looked = -1  # at the gradients before the pass of this number
         self._dtypes = [p.dtype for p in buckets.trained]
         self._moved: list[int] = []  # how often parameters had changed at the last exchange
         self._thrown = 0  # passes, before the first step
-        self._steps = Steps(self, buckets.trained, scaler)
+        self._steps = OptimiserSteps(self, buckets.trained, scaler)
         self._arrivals = [p.register_hook(self._arrive) for p in buckets.trained]
         self._arrivals += [p.register_post_accumulate_grad_hook(self._add_up) for p in buckets.trained]
 
@@ -112,7 +105,7 @@ class Replicated:
         self._moved = [p._version for p in self._buckets.trained]
 
     def _exchange(self) -> None:
-        self._replicator.step(self._add)
+        self._synchroniser.step(self._add)
 
     def _add(self) -> None:
         # Two means may be due in one pass, which has one optimiser step.
@@ -141,7 +134,7 @@ class Replicated:
     def _keep(self) -> None:
         if self._pending:
             self._pending = False
-            self._replicator.keep()
+            self._synchroniser.keep()
 
     def _settle(self) -> None:
         """Undo the last exchanges if their gradients were thrown away."""
@@ -152,7 +145,7 @@ class Replicated:
             self._keep()
         elif self._buckets.are_cleared():
             self._pending, self._due = False, None
-            self._replicator.undo()
+            self._synchroniser.undo()
             self._thrown += self._thrown >= 0
             text = (
                 f"the gradients of {MANY} passes were cleared, and no torch optimiser has stepped; ask ready"
@@ -169,7 +162,7 @@ class Replicated:
         """
         self._check_settled("drain")
         with self._drained(), advised():
-            self._replicator.drain(self._stepping(step))
+            self._synchroniser.drain(self._stepping(step))
         self._settle_buffers()
 
     def _check_settled(self, what: str) -> None:
@@ -213,8 +206,8 @@ class Replicated:
         """
         self._check_settled("save")
         with advised():
-            self._replicator.hold()
-        return self._replicator.state_dict() | self._terms.origin.state_dict()
+            self._synchroniser.hold()
+        return self._synchroniser.state_dict() | self._terms.origin.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Load what ``state_dict`` returned on this rank, before the first backward pass.
@@ -222,12 +215,12 @@ class Replicated:
         Errors: ``InputError`` where another rank, recipe or model saved it.
         """
         wrong = "residuals fit the pass after which they were saved; load them before the first backward pass"
-        require(self._replicator.steps == 0, InputError, wrong)
+        require(self._synchroniser.steps == 0, InputError, wrong)
         try:
             self._terms.origin.check(state)
             passes = int(state["steps"]) if state else 0
             require(passes >= 0, InputError, f"this state is of {passes} passes; begin without it")
-            self._replicator.load_state_dict(state)
+            self._synchroniser.load_state_dict(state)
         except InputError:
             raise
         except WRONG_VALUES as e:
@@ -237,7 +230,7 @@ class Replicated:
     def close(self) -> None:
         """Exchange nothing more; links or group stay open. Before ``destroy_process_group``; drain first."""
         self._unwatch()
-        self._replicator.close()
+        self._synchroniser.close()
 
     def _unwatch(self) -> None:
         self._steps.close()
@@ -255,5 +248,140 @@ def advised() -> Iterator[None]:
     """Say what helps where a gradient is not finite."""
     try:
         yield
-    except NotFinite as e:
-        raise NotFinite(f"{e}; lower the learning rate, or give replicate your scaler") from e
+    except ReplicaNotFinite as e:
+        raise ReplicaNotFinite(f"{e}; lower the learning rate, or give replicate your scaler") from e
+
+
+class Buckets(FlatParameters):
+    """The gradients of one backward pass, bucket by bucket.
+
+    With ``scaler``, a ``GradScaler``, they are exchanged unscaled: its factor may be another one later.
+    ``average`` makes a site's mean of them.
+    """
+
+    def __init__(
+        self,
+        named: Mapping[str, nn.Parameter],
+        scaler: torch.amp.GradScaler | None,
+        average: Callable[[Tensor], Tensor] | None = None,
+    ) -> None:
+        super().__init__(named)
+        self._names = {id(p): name for name, p in named.items()}
+        self.trained = tuple(named.values())
+        self._scaler, self._average = scaler, average
+        self._open: list[tuple[Tensor, Future[Tensor]]] = []  # each bucket, and what DDP waits for
+        self._views: dict[str, Tensor] = {}  # of the gradients in them
+        self.mean = torch.empty(0)  # what was exchanged last [n, N]
+
+    def take(self, bucket: dist.GradBucket) -> Future[Tensor]:
+        """Add the next bucket of a pass; its first one begins anew, should the last pass have failed."""
+        if bucket.index() == 0:
+            self._open, self._views = [], {}
+        buffer = bucket.buffer()
+        # Of complex values a buffer has both parts, and ``bucket.gradients()`` the wrong ones.
+        names = [self._names[id(p)] for p in bucket.parameters()]
+        parts = buffer.split([self._shapes[name].numel() for name in names])
+        for name, part in zip(names, parts, strict=True):
+            self._views[name] = part.view(self._shapes[name])
+        future: Future[Tensor] = Future(devices=None if buffer.device.type == "cpu" else [buffer.device])
+        self._open.append((buffer, future))
+        return future
+
+    def complete(self, flat: Tensor | None) -> bool:
+        """Hand all buckets back to DDP with these gradients, or zeros; return whether they are finite.
+
+        Where all are zeros these are negative: they change no sum, and tell themselves from gradients that
+        were cleared.
+        """
+        if flat is not None:
+            for name, part in self._parts(self._scaled(flat)):
+                self._views[name].copy_(part)
+        if flat is None or not any(bool(buffer.any()) for buffer, _ in self._open):
+            for buffer, _ in self._open:
+                buffer.fill_(-0.0)
+        finite = self._scaler is None or all(bool(buffer.isfinite().all()) for buffer, _ in self._open)
+        for buffer, future in self._open:
+            future.set_result(buffer)
+        self._open, self._views = [], {}
+        return finite
+
+    def are_cleared(self) -> bool:
+        """Return whether no parameter has a gradient but zeros such as ``zero_grad`` leaves."""
+        return all(p.grad is None or _is_cleared(real(p.grad)) for p in self.trained)
+
+    def are_there(self) -> bool:
+        """Return whether any parameter has a gradient, be it zeros."""
+        return any(p.grad is not None for p in self.trained)
+
+    def gradients(self) -> Tensor:
+        flat = self.flat(self._views)
+        own = flat if self._scaler is None else flat.div_(self._scale)
+        return own if self._average is None else self._average(own)
+
+    def put_gradients(self, flat: Tensor) -> None:
+        self.mean = flat
+
+    def put_mean(self) -> None:
+        """Write it into the parameters' gradients, outside of a backward pass."""
+        super().put_gradients(self._scaled(self.mean))
+
+    def _scaled(self, flat: Tensor) -> Tensor:
+        return flat if self._scaler is None else flat * self._scale
+
+    @property
+    def _scale(self) -> float:
+        return 1.0 if self._scaler is None else float(self._scaler.get_scale())
+
+
+def _is_cleared(gradient: Tensor) -> bool:
+    return not bool(gradient.any()) and not bool(gradient.signbit().any())
+
+
+@dataclass(frozen=True)
+class Origin:
+    """Where a saved state comes from: rank of how many, recipe, and shape and dtype of parameters by name.
+
+    It is loaded nowhere else.
+    """
+
+    rank: int
+    ranks: int
+    recipe: str
+    parameters: dict[str, str]
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return it as a tensor of bytes."""
+        return {ORIGIN: torch.frombuffer(bytearray(json.dumps(asdict(self)).encode()), dtype=torch.uint8)}
+
+    def check(self, state: Mapping[str, Tensor]) -> None:
+        """Raise ``InputError`` unless ``state`` was saved here: by this rank, recipe and model."""
+        text = "this is no state that replicate saved, or one of an older thinwire; begin without it"
+        require(ORIGIN in state, InputError, text)
+        try:
+            saved = Origin(**json.loads(bytes(state[ORIGIN].tolist())))
+            differs = {n for n, _ in set(saved.parameters.items()) ^ set(self.parameters.items())}
+        except (*WRONG_VALUES, AttributeError) as e:
+            raise InputError("the origin of this state cannot be read; begin without it") from e
+        theirs, own = (f"rank {x.rank} of {x.ranks}" for x in (saved, self))
+        text = f"this state was saved by {theirs}, and this is {own}; load what this one saved"
+        require(theirs == own, InputError, text)
+        text = f"this state was saved with the recipe {saved.recipe}, not {self.recipe}; give the same"
+        require(saved.recipe == self.recipe, InputError, text)
+        if differs:
+            name = min(differs)
+            was, is_now = saved.parameters.get(name, "missing"), self.parameters.get(name, "missing")
+            text = f"this state is of another model: {name} was {was} and is {is_now}"
+            raise InputError(f"{text}; load it into the same")
+
+
+@dataclass(frozen=True)
+class HookTerms:
+    """What all ranks of a hooked model have agreed on.
+
+    ``undoes``: gradients are late, or kept back, so it matters which of them are thrown away.
+    ``broadcasts``: a drain does what DDP would do before each forward pass, rank 0's buffers to all.
+    """
+
+    origin: Origin
+    undoes: bool
+    broadcasts: bool

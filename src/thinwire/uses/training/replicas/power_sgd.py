@@ -13,10 +13,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.spec import Spec
 from thinwire.types import InputError, require
-from thinwire.uses.training.replicas.buckets import Buckets
-from thinwire.uses.training.replicas.hook import EXACT, Replicated, Terms
-from thinwire.uses.training.replicas.replicator import Apply, Replicator
-from thinwire.uses.training.replicas.tally import Tally
+from thinwire.uses.training.replicas.ddp_hook import EXACT, Buckets, HookTerms, Replicated
+from thinwire.uses.training.replicas.synchroniser import Apply, ExchangeTally, Synchroniser
 
 
 @dataclass(frozen=True, repr=False)
@@ -34,11 +32,11 @@ class PowerSgd(Spec):
         )
 
 
-class Residuals(Replicator):
+class PowerResiduals(Synchroniser):
     """What torch keeps back, by bucket, and what it kept when the gradients were last taken."""
 
     def __init__(self, state: power.PowerSGDState) -> None:
-        super().__init__(Tally())
+        super().__init__(ExchangeTally())
         self._state = state
         self._before: dict[str, Any] | None = None
 
@@ -66,9 +64,9 @@ class PowerReplicated(Replicated):
     """Let torch's hook exchange, and tell it which passes count for nothing."""
 
     def __init__(
-        self, ddp: DistributedDataParallel, buckets: Buckets, state: power.PowerSGDState, terms: Terms
+        self, ddp: DistributedDataParallel, buckets: Buckets, state: power.PowerSGDState, terms: HookTerms
     ) -> None:
-        super().__init__(ddp, buckets, Residuals(state), terms, None)
+        super().__init__(ddp, buckets, PowerResiduals(state), terms, None)
         self._state, self.scales = state, False  # as torch's hook is used
 
     @property
@@ -78,7 +76,7 @@ class PowerReplicated(Replicated):
 
     def receive(self, bucket: dist.GradBucket) -> Future[Tensor]:
         if bucket.index() == 0:
-            self._replicator.begin()
+            self._synchroniser.begin()
         future = power_hook(self._state, bucket)
         if bucket.is_last():
             self._exchanged(vacant=False)

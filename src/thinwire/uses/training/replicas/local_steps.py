@@ -9,12 +9,11 @@ import torch
 from torch import Tensor
 
 from thinwire.channels.references import under
-from thinwire.uses.training.replicas.coder import Coder
-from thinwire.uses.training.replicas.mail import Mail, Packets
-from thinwire.uses.training.replicas.method import Differences
-from thinwire.uses.training.replicas.pilot import Pilot
-from thinwire.uses.training.replicas.replicator import Apply, Replicator
-from thinwire.uses.training.replicas.table import Table
+from thinwire.uses.training.replicas.controller import Controller
+from thinwire.uses.training.replicas.exchange_methods import Differences
+from thinwire.uses.training.replicas.flat_parameters import FlatParameters
+from thinwire.uses.training.replicas.synchroniser import Apply, Synchroniser
+from thinwire.uses.training.replicas.transport import Coder, Packets, Transport
 
 
 class Fragment:
@@ -23,19 +22,21 @@ class Fragment:
     ``first``: the step after which it is exchanged for the first time.
     """
 
-    def __init__(self, table: Table, coder: Coder, mail: Mail, method: Differences, first: int) -> None:
-        self.table, self.mail = table, mail
+    def __init__(
+        self, flat: FlatParameters, coder: Coder, transport: Transport, method: Differences, first: int
+    ) -> None:
+        self.flat, self.transport = flat, transport
         self._coder, self._method, self._next = coder, method, first
-        self._shared = table.parameters()
+        self._shared = flat.parameters()
         self._sent: Tensor | None = None  # this replica's parameters when it sent, while that is under way
         self._momentum: Tensor | None = None
         self._due = 0  # the step after which what is under way is applied
         self._last = 0  # the step after which was sent
 
     @property
-    def pilot(self) -> Pilot:
+    def controller(self) -> Controller:
         """Who says when to exchange."""
-        return self.mail.pilot
+        return self.transport.controller
 
     def exchange(self, step: int) -> None:
         """Apply what is due after ``step`` local steps, and send what is due."""
@@ -48,13 +49,13 @@ class Fragment:
 
     def send(self, step: int) -> None:
         """Send how far the parameters are from the shared ones."""
-        own = self.table.parameters()
+        own = self.flat.parameters()
         difference = own - self._shared
         finite = bool(difference.isfinite().all())
-        self.mail.post(self._coder.encode(difference, self.pilot.codec) if finite else [], finite)
+        self.transport.post(self._coder.encode(difference, self.controller.codec) if finite else [], finite)
         self._sent, self._last = own, step
-        self._due = step + min(self.pilot.staleness, self.pilot.local_steps)
-        self._next = step + self.pilot.local_steps
+        self._due = step + min(self.controller.staleness, self.controller.local_steps)
+        self._next = step + self.controller.local_steps
 
     def land(self) -> None:
         """Move the shared parameters by what is under way, if anything is, and go on from them.
@@ -64,19 +65,19 @@ class Fragment:
         sent = self._sent
         if sent is None:
             return
-        before = self.pilot.local_steps
-        packets = self.mail.oldest()
-        self._next = max(self._next + self.pilot.local_steps - before, self._due)
+        before = self.controller.local_steps
+        packets = self.transport.oldest()
+        self._next = max(self._next + self.controller.local_steps - before, self._due)
         step = self._method.rate * self._outer(self._coder.mean(packets))
         self._shared.add_(step)
-        self.table.put_parameters(self._onward(step, sent, packets[self.mail.rank]))
+        self.flat.put_parameters(self._onward(step, sent, packets[self.transport.rank]))
         self._sent = None
 
     def _onward(self, step: Tensor, sent: Tensor, packets: Packets) -> Tensor:
         """Return the parameters from which this replica goes on, the shared ones having moved by ``step``."""
-        own, method = self.table.parameters(), self._method
+        own, method = self.flat.parameters(), self._method
         if method.keep:
-            return own + (step - self._coder.mean({self.mail.rank: packets}))
+            return own + (step - self._coder.mean({self.transport.rank: packets}))
         if method.alpha is not None:
             return torch.lerp(self._shared, own, method.alpha)
         return self._shared + (own - sent)
@@ -96,32 +97,32 @@ class Fragment:
 
     def swap(self) -> Tensor:
         """Put the shared parameters into the model; return what was there."""
-        own = self.table.parameters()
-        self.table.put_parameters(self._shared)
+        own = self.flat.parameters()
+        self.flat.put_parameters(self._shared)
         return own
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return shared parameters, momentum and residuals by parameter, and where the counts are."""
-        state = {"counts": torch.tensor([self.mail.number, self._next, self._last])}
-        state |= self.table.named(self._shared, "shared.")
+        state = {"counts": torch.tensor([self.transport.number, self._next, self._last])}
+        state |= self.flat.named(self._shared, "shared.")
         if self._momentum is not None:
-            state |= self.table.named(self._momentum, "momentum.")
-        return state | self._coder.state_dict(self.table)
+            state |= self.flat.named(self._momentum, "momentum.")
+        return state | self._coder.state_dict(self.flat)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Load what ``state_dict`` returned."""
-        self.mail.number, self._next, self._last = state["counts"].tolist()
-        self._shared = self.table.saved(state, "shared.")
+        self.transport.number, self._next, self._last = state["counts"].tolist()
+        self._shared = self.flat.saved(state, "shared.")
         if any(name.startswith("momentum.") for name in state):
-            self._momentum = self.table.saved(state, "momentum.")
-        self._coder.load_state_dict(self.table, state)
+            self._momentum = self.flat.saved(state, "momentum.")
+        self._coder.load_state_dict(self.flat, state)
 
 
-class LocalSteps(Replicator):
+class LocalSteps(Synchroniser):
     """Take every step at once, with this replica's gradient, and exchange the fragments in turn."""
 
     def __init__(self, fragments: Sequence[Fragment]) -> None:
-        super().__init__(fragments[0].mail.tally, [fragment.mail for fragment in fragments])
+        super().__init__(fragments[0].transport.tally, [fragment.transport for fragment in fragments])
         self._fragments = fragments
 
     def step(self, apply: Apply) -> None:
@@ -153,7 +154,7 @@ class LocalSteps(Replicator):
         own = [fragment.swap() for fragment in self._fragments]
         yield
         for fragment, flat in zip(self._fragments, own, strict=True):
-            fragment.table.put_parameters(flat)
+            fragment.flat.put_parameters(flat)
 
     def state_dict(self) -> dict[str, Tensor]:
         state = {"steps": torch.tensor(self._steps)}

@@ -7,7 +7,7 @@ broadcasts inside its site what comes of it: a state of one byte, then the mean 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -18,7 +18,9 @@ from torch.nn.parallel import DistributedDataParallel
 from thinwire.collectives import Exchange
 from thinwire.collectives.framing import words_of
 from thinwire.types import InputError, ThinwireError, require
-from thinwire.uses.training.replicas.replicate import Network
+from thinwire.uses.training.replicas.ddp_hook import Buckets, HookTerms, Replicated, advised
+from thinwire.uses.training.replicas.networks import Network
+from thinwire.uses.training.replicas.synchroniser import Apply, ExchangeTally, Synchroniser
 
 NOTHING, MEAN, ENDED = range(3)  # what the leader says: none is due, one follows, it ended with an error
 
@@ -107,3 +109,80 @@ class Site:
     def _say(self, state: int) -> None:
         told = torch.tensor([state], dtype=torch.uint8, device=self._device)
         dist.broadcast(told, self._leader, group=self._group)
+
+
+class SiteLeader(Replicated):
+    """The leader of a site: tells the other ranks of it each mean."""
+
+    def __init__(
+        self,
+        ddp: DistributedDataParallel,
+        buckets: Buckets,
+        synchroniser: Synchroniser,
+        terms: HookTerms,
+        scaler: torch.amp.GradScaler | None,
+        site: Site,
+    ) -> None:
+        super().__init__(ddp, buckets, synchroniser, terms, scaler)
+        self._site = site
+
+    def _exchange(self) -> None:
+        with self._site.telling():
+            super()._exchange()
+        self._site.tell(self._due)
+
+    def drain(self, step: Apply) -> None:
+        def told() -> None:
+            self._site.tell(self._buckets.mean)
+            step()
+
+        self._check_settled("drain")
+        with self._drained(), self._site.telling(), advised():
+            self._synchroniser.drain(self._stepping(told))
+        self._site.tell(None)
+        self._settle_buffers()
+
+    def _beyond(self, mean: Tensor) -> Tensor:
+        return self._site.mean_of_sites(mean)
+
+    def close(self) -> None:
+        super().close()
+        self._site.close()
+
+
+class SiteMember(Replicated):
+    """Another rank of a site: it averages with the leader, and takes what that one tells."""
+
+    def __init__(
+        self,
+        ddp: DistributedDataParallel,
+        buckets: Buckets,
+        terms: HookTerms,
+        scaler: torch.amp.GradScaler | None,
+        site: Site,
+    ) -> None:
+        super().__init__(ddp, buckets, Synchroniser(ExchangeTally()), terms, scaler)
+        self._site = site
+        self._like = torch.empty(0)
+
+    def _exchange(self) -> None:
+        self._like = self._buckets.gradients()
+        self._due = self._site.hear(self._like)
+
+    def drain(self, step: Apply) -> None:
+        self._check_settled("drain")
+        apply = self._stepping(step)
+        with self._drained():
+            while (mean := self._site.hear(self._like)) is not None:
+                self._buckets.put_gradients(mean)
+                apply()
+        self._settle_buffers()
+
+    def _beyond(self, mean: Tensor) -> Tensor:
+        return self._site.mean_of_sites(mean)
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {}  # the leader has the site's
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        require(not state, InputError, "the leader of a site loads its state; give the other ranks {}")

@@ -6,6 +6,7 @@ from dataclasses import dataclass, field
 
 from thinwire.channels.channel import Scheme
 from thinwire.channels.memory import NoMemory
+from thinwire.codecs import ChunkTopK, Codec, Uniform
 from thinwire.spec import Spec
 from thinwire.types import InputError, require
 
@@ -85,6 +86,15 @@ class Differences(Spec):
 
 
 Method = AllReduce | Gradients | Differences
+
+
+def largest(ratio: float) -> Codec:
+    """Return the codec of the largest values of a gradient: 8 bits each, a scale for 64.
+
+    >>> largest(0.01)
+    ChunkTopK(ratio=0.01, values=Uniform(bits=8, group=64))
+    """
+    return ChunkTopK(ratio, values=Uniform(8, group=64))
 
 
 def _within(name: str, value: float, low: float, high: float) -> None:

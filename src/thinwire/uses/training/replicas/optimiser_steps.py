@@ -63,7 +63,7 @@ class Aside:
         self._held.clear()
 
 
-class Steps:
+class OptimiserSteps:
     """Watch the steps of all optimisers that have one of ``parameters``, for ``watched``.
 
     ``scaler``: the ``GradScaler`` whose factor the gradients have.

@@ -19,14 +19,14 @@ CHUNK = 1 << 12  # values, of which a segment has a whole number
 DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.complex64)  # those that float32 holds
 
 
-class Table:
+class FlatParameters:
     """Read the parameters, or their gradients, as [n, N] in fp32, and write them back.
 
     A complex value is two of them. What the last segment has too many are zeros.
     Errors: ``InputError`` where nothing is trained, or is of a dtype that float32 does not hold.
 
-    >>> table = Table({"b": torch.tensor([3.0]), "a": torch.tensor([[1.0, 2.0]])}, width=2)
-    >>> table.parameters()
+    >>> flat = FlatParameters({"b": torch.tensor([3.0]), "a": torch.tensor([[1.0, 2.0]])}, width=2)
+    >>> flat.parameters()
     tensor([[1., 2.],
             [3., 0.]])
     """
@@ -37,7 +37,8 @@ class Table:
             _check_dtype(name, p)
         self._parameters = {name: parameters[name] for name in sorted(parameters)}
         self._shapes = {name: real(p.detach()).shape for name, p in self._parameters.items()}
-        self.numel = sum(shape.numel() for shape in self._shapes.values())
+        self._sizes = [shape.numel() for shape in self._shapes.values()]
+        self.numel = sum(self._sizes)
         require(
             self.numel > 0, InputError, "what is trained here has no values; there is nothing to exchange"
         )
@@ -91,9 +92,9 @@ class Table:
             value = values.get(prefix + name)
             if value is not None:
                 value = real(value)
-                fits = value.shape == part.shape
-                text = f"{prefix}{name} has the shape {list(value.shape)}, not {list(part.shape)}"
-                require(fits, InputError, f"{text}; give all replicas the same model")
+                if value.shape != part.shape:
+                    text = f"{prefix}{name} has the shape {list(value.shape)}, not {list(part.shape)}"
+                    raise InputError(f"{text}; give all replicas the same model")
                 part.copy_(value)
         return out
 
@@ -102,8 +103,7 @@ class Table:
         return {prefix + name: part for name, part in self._parts(flat)}
 
     def _parts(self, flat: Tensor) -> list[tuple[str, Tensor]]:
-        sizes = [shape.numel() for shape in self._shapes.values()]
-        parts = flat.view(-1)[: self.numel].split(sizes)
+        parts = flat.view(-1)[: self.numel].split(self._sizes)
         return [(n, x.view(s)) for (n, s), x in zip(self._shapes.items(), parts, strict=True)]
 
 

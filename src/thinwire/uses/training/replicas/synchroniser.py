@@ -1,0 +1,304 @@
+"""Gradient synchronisation: what a trainer calls, and the gradient of each step exchanged.
+
+At once, or by a delay line beside the compute of later steps. ``local_steps.py`` has parameters exchanged.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import deque
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from thinwire.codecs import Raw
+from thinwire.collectives import Reduction
+from thinwire.uses.training.replicas.controller import PlanChange
+from thinwire.uses.training.replicas.flat_parameters import FlatParameters
+from thinwire.uses.training.replicas.transport import Coder, ExchangeTally, ReplicaNotFinite, Transport
+
+Apply = Callable[[], None]  # clips the gradients that stand in the parameters, and takes an optimiser step
+
+
+class Synchroniser:
+    """Keep the parameters of one replica together with those of the others.
+
+    Call ``step`` after the backward pass of each step, ``drain`` before an evaluation or a checkpoint, and
+    ``finish`` at the end. Every rank makes the same calls in the same order.
+    Errors: ``LinkError`` naming a rank that is lost or silent; on every rank ``ReplicaNotFinite`` naming one.
+    """
+
+    def __init__(self, tally: ExchangeTally, transports: Sequence[Transport] = ()) -> None:
+        self.tally = tally
+        begun = [one.controller.begun for one in transports]
+        self.changes: list[PlanChange] = [change for change in begun if change]  # the caller takes them
+        self._transports = transports
+        self._steps = 0
+        self._ended: float | None = None  # when the last step ended
+        self._applied = 0.0  # seconds of this step's optimiser steps
+
+    @property
+    def steps(self) -> int:
+        """Steps done."""
+        return self._steps
+
+    def begin(self) -> None:
+        """Say that the compute of a step begins, where something else came between two steps."""
+        self._ended = perf_counter()
+
+    def step(self, apply: Apply) -> None:
+        """Exchange what is due, and call ``apply`` for each optimiser step that can be taken."""
+        raise NotImplementedError
+
+    def drain(self, apply: Apply) -> None:
+        """Wait for what is under way, and apply it."""
+
+    def hold(self) -> None:
+        """Wait for what is under way, and keep it until it is due: ``state_dict`` has it then."""
+
+    def keep(self) -> None:
+        """Take what was exchanged as applied: it can no more be undone."""
+
+    def undo(self) -> None:
+        """Make what was exchanged since ``keep`` as if it had never been, on all ranks."""
+
+    def close(self) -> None:
+        """Exchange nothing more. The links stay open."""
+        for transport in self._transports:
+            transport.close()
+
+    def finish(self, apply: Apply) -> None:
+        """Exchange what is left, and leave the same shared parameters in the model of every rank."""
+        self.drain(apply)
+
+    def settle(self) -> None:
+        """Leave the shared parameters in the model, without what was not exchanged. Drain first."""
+
+    @contextmanager
+    def shared(self) -> Iterator[None]:
+        """Have the shared parameters in the model inside the block. Drain first."""
+        yield
+
+    def state_dict(self) -> dict[str, Tensor]:
+        """Return what a replica that goes on needs beside its model and optimiser. Drain or hold first."""
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        """Load what ``state_dict`` returned, in a run of as many replicas."""
+
+    def _apply(self, apply: Apply) -> None:
+        start = perf_counter()
+        apply()
+        self._applied += perf_counter() - start
+
+    @contextmanager
+    def _timed(self) -> Iterator[None]:
+        """Let the plans know what a step takes: compute is what passes outside, and the optimiser's part."""
+        begun, coded = perf_counter(), self.tally.encode_s + self.tally.decode_s
+        self._applied = 0.0
+        yield
+        coding = self.tally.encode_s + self.tally.decode_s - coded
+        for transport in self._transports:
+            if self._ended is not None:
+                transport.controller.measured(begun - self._ended + self._applied, coding)
+            change = transport.controller.decide(self._steps)
+            if change is not None:
+                self.changes.append(change)
+        self._ended = perf_counter()
+
+    def _pause(self) -> None:
+        """What follows until the next step is no compute of one."""
+        self._ended = None
+
+
+class SummedGradients(Synchroniser):
+    """Average each step's gradients as they are, in ``dtype``, before the step is taken.
+
+    ``skips``: a mean that is not finite is applied, since a gradient scaler skips it.
+    Else ``ReplicaNotFinite`` is raised.
+    """
+
+    def __init__(
+        self,
+        flat: FlatParameters,
+        reduction: Reduction,
+        tally: ExchangeTally,
+        dtype: torch.dtype,
+        deadline: float,
+        skips: bool = False,
+    ) -> None:
+        super().__init__(tally)
+        self._skips = skips
+        self._flat, self._reduction, self._dtype, self._deadline = flat, reduction, dtype, deadline
+
+    def step(self, apply: Apply) -> None:
+        flat = self._flat.gradients()
+        own = flat.view(-1)[: self._flat.numel].to(self._dtype)
+        total = self._sum(own)
+        self.tally.exchanges += 1
+        if not (self._skips or total.isfinite().all()):
+            self._name(own)
+        self._steps += 1
+        flat.view(-1)[: self._flat.numel] = total.float().div_(len(self._reduction.ranks))
+        self._flat.put_gradients(flat)
+        apply()
+
+    def _sum(self, own: Tensor, ahead: int = 0) -> Tensor:
+        start = perf_counter()
+        self._reduction.post(self._steps + ahead, own)
+        total = self._reduction.collect(self._steps + ahead, self._deadline)
+        self.tally.wait_s += perf_counter() - start
+        return total
+
+    def _name(self, own: Tensor) -> None:
+        """Raise ``ReplicaNotFinite`` naming the ranks it came from: all have the same sum, so all ask."""
+        ranks = self._reduction.ranks
+        flags = torch.tensor([float(rank == self._reduction.rank) for rank in ranks])
+        bad = self._sum(flags if not own.isfinite().all() else torch.zeros(len(ranks)), ahead=1)
+        named = " and ".join(str(rank) for rank, flag in zip(ranks, bad, strict=True) if flag)
+        what = f"the gradient of rank {named}" if named else "the sum of all ranks' gradients"
+        raise ReplicaNotFinite(f"{what} is not finite (exchange {self._steps + 1})")
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {"steps": torch.tensor(self._steps)}
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self._steps = int(state["steps"])
+
+    def close(self) -> None:
+        self._reduction.close()
+
+
+Mean = tuple[int, Tensor]  # of an exchange, by its number
+
+
+@dataclass
+class _Since:
+    """What has gone on since the gradients were last taken, for where they are thrown away."""
+
+    revert: Callable[[], None]
+    again: dict[int, Tensor]
+    sent: set[int] = field(default_factory=set)
+    given: list[Mean] = field(default_factory=list)
+
+
+class DelayedGradients(Synchroniser):
+    """Code each step's gradient, and apply the mean of all replicas' some steps later.
+
+    The plan's staleness may move: to fewer steps, and two means are applied in one step; to more, and a step
+    passes in which nothing is. ``exact``: steps at the start whose gradients go as they are.
+    ``skips``: where a replica's gradient was not finite, all apply infinity, by which a gradient scaler skips
+    the step, and what the others sent is sent again with their next gradient. Else ``ReplicaNotFinite``.
+    ``undo``, where it is ``undoable``, gives back what was due, drops what was sent, and turns what was kept
+    back to what it was.
+    """
+
+    def __init__(
+        self,
+        flat: FlatParameters,
+        coder: Coder,
+        transport: Transport,
+        exact: int = 0,
+        skips: bool = False,
+        undoable: bool = False,
+    ) -> None:
+        super().__init__(transport.tally, [transport])
+        self._flat, self._coder, self._only, self._exact, self._skips = flat, coder, transport, exact, skips
+        self._held: deque[Mean] = deque()  # means that came before they are due
+        self._again: dict[int, Tensor] = {}  # what was sent in vain, by number
+        self._void: set[int] = set()  # those under way that count for nothing
+        self._undoes = False  # since the last message
+        self._undoable = undoable
+        self._since: _Since | None = None  # what has gone on since the last ``keep``
+
+    def step(self, apply: Apply) -> None:
+        transport = self._only
+        with self._timed():
+            flat = self._flat.gradients()
+            finite = bool(flat.isfinite().all())
+            if self._undoable:
+                self._since = self._since or _Since(self._coder.revert(), dict(self._again))
+                self._since.sent.add(transport.number)
+            if finite and self._again:
+                flat = sum(self._again.values(), flat)
+                self._again = {}
+            codec = Raw() if self._steps < self._exact else transport.controller.codec
+            transport.post(self._coder.encode(flat, codec) if finite else [], finite, self._undoes)
+            self._undoes = False
+            self._steps += 1
+            while self._waiting > transport.controller.staleness:
+                self._land(apply)
+            while transport.first in self._void and len(transport) > transport.controller.staleness:
+                self._collect()
+
+    @property
+    def _waiting(self) -> int:
+        """How many exchanges are under way or not due yet."""
+        return len(self._held) + len(self._only) - len(self._void)
+
+    def drain(self, apply: Apply) -> None:
+        while self._waiting:
+            self._land(apply)
+        self.hold()  # nothing but what was undone
+        self._pause()
+
+    def hold(self) -> None:
+        while len(self._only):
+            self._held.extend(self._collect())
+
+    def keep(self) -> None:
+        self._since = None
+
+    def undo(self) -> None:
+        since, self._since = self._since, None
+        if since is None:
+            return
+        since.revert()
+        self._undoes = True
+        self._void |= {number for number in since.sent if number >= self._only.first}
+        self._held = deque(mean for mean in (*since.given, *self._held) if mean[0] not in since.sent)
+        self._again = since.again | {n: x for n, x in self._again.items() if n not in since.sent}
+
+    def _land(self, apply: Apply) -> None:
+        while not self._held:
+            self._held.extend(self._collect())
+        mean = self._held.popleft()
+        if self._since is not None:
+            self._since.given.append(mean)
+        self._flat.put_gradients(mean[1])
+        self._apply(apply)
+
+    def _collect(self) -> list[Mean]:
+        """Return the oldest exchange under way, with its number; nothing where it was undone."""
+        number = self._only.first
+        try:
+            mean = self._coder.mean(self._only.oldest())
+        except ReplicaNotFinite as e:
+            if not self._skips and number not in self._void:
+                raise
+            if e.own and number not in self._void:
+                self._again[number] = self._coder.mean({self._only.rank: e.own})
+            mean = torch.full(self._flat.shape, math.inf)
+        if number in self._void:
+            self._void.remove(number)
+            return []
+        return [(number, mean)]
+
+    def state_dict(self) -> dict[str, Tensor]:
+        state = {"steps": torch.tensor(self._steps), "held": torch.tensor(len(self._held))}
+        for k, (_, mean) in enumerate(self._held):
+            state |= self._flat.named(mean, f"held{k}.")
+        if self._again:
+            state |= self._flat.named(torch.stack(list(self._again.values())).sum(0), "again.")
+        return state | self._coder.state_dict(self._flat)
+
+    def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
+        self._steps = self._only.number = int(state["steps"])
+        self._held = deque((-1, self._flat.saved(state, f"held{k}.")) for k in range(int(state["held"])))
+        if any(name.startswith("again.") for name in state):
+            self._again = {-1: self._flat.saved(state, "again.")}
+        self._coder.load_state_dict(self._flat, state)
