@@ -21,8 +21,8 @@ from thinwire.links import LinkShape, connect_mesh
 from thinwire.runs.data.loss import next_token_loss
 from thinwire.runs.models.source import ModelSource
 from thinwire.runs.models.split import build_stage
+from thinwire.uses.training.pipeline.compressed_stage import CompressedStage, ScheduleEager1F1B
 from thinwire.uses.training.pipeline.recipes import parse_recipe
-from thinwire.uses.training.pipeline.stage import CompressedStage, ScheduleEager1F1B
 
 OFF: dict[str, Any] = {"embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0}  # dropout undoes the deltas
 CONFIGS: dict[str, dict[str, Any]] = {

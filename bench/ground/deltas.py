@@ -23,8 +23,8 @@ from thinwire.codecs import Uniform
 from thinwire.runs.data.loss import next_token_loss
 from thinwire.runs.machine.processor import environment
 from thinwire.runs.models.split import ModelStage, build_stage
-from thinwire.uses.training.run.config import TrainConfig
-from thinwire.uses.training.run.job import Job, prepare
+from thinwire.uses.training.run.options import TrainConfig
+from thinwire.uses.training.run.training_job import Job, prepare
 
 RESULT = RESULTS / "deltas.json"
 EPOCHS, LAST = 3, 2  # how many there are, and the last one, counted from 0

@@ -26,8 +26,8 @@ from thinwire.codecs import ChannelMean, Codec, DeadZone, Entropy, Sink, Uniform
 from thinwire.runs.machine.processor import environment
 from thinwire.runs.models.split import build_stage
 from thinwire.uses.training.pipeline.recipes import parse_recipe
-from thinwire.uses.training.run.config import TrainConfig
-from thinwire.uses.training.run.job import prepare
+from thinwire.uses.training.run.options import TrainConfig
+from thinwire.uses.training.run.training_job import prepare
 
 RESULT = RESULTS / "pushed.json"
 JOBS = {

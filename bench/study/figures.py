@@ -14,7 +14,7 @@ from thinwire.runs.records.runs import Run
 from thinwire.runs.records.writer import read_json
 from thinwire.runs.report.drawing import smooth
 from thinwire.uses.kinds import read_record
-from thinwire.uses.training.run.record import reaching
+from thinwire.uses.training.run import replica_cards
 
 matplotlib.use("svg")
 import matplotlib.pyplot as plt
@@ -81,7 +81,8 @@ def _sooner() -> Iterator[tuple[str, str, str, float]]:
     runs = _json("reached.json")
     base, *_, auto = runs
     target = base["loss"]["eval_final"]
-    first, ours = (reaching.reached(Run("", read_record(r, "reached.json")), target) for r in (base, auto))  # type: ignore[arg-type]
+    found = (Run("", read_record(r, "reached.json")) for r in (base, auto))
+    first, ours = (replica_cards.reached(run, target) for run in found)  # type: ignore[arg-type]
     if first is not None and ours is not None:
         yield "replicas to one loss", "40 Mbit/s, 50 ms", "all-reduce", first.seconds / ours.seconds
     record = _json("followed.json")["record"]

@@ -9,9 +9,9 @@ from thinwire.runs.ranks.places import place_of
 from thinwire.runs.ranks.supervise import Workers
 from thinwire.runs.records.writer import load_run, read_metrics
 from thinwire.types import MeasurementError
-from thinwire.uses.training.run.config import TrainConfig
-from thinwire.uses.training.run.launch import launch
-from thinwire.uses.training.run.record.schema import StepMetrics, TrainRecord
+from thinwire.uses.training.run.options import TrainConfig
+from thinwire.uses.training.run.record import StepMetrics, TrainRecord
+from thinwire.uses.training.run.training_launch import launch
 
 APART = {"save_model": False, "tensorboard": False, "quiet": True}  # what no study wants
 

@@ -26,8 +26,8 @@ from thinwire.runs.machine.processor import environment
 from thinwire.runs.models.dropout import seed_dropout
 from thinwire.runs.models.lora import add_adapters
 from thinwire.runs.models.split import ModelStage, build_stage
-from thinwire.uses.training.run.config import TrainConfig
-from thinwire.uses.training.run.job import Job, prepare
+from thinwire.uses.training.run.options import TrainConfig
+from thinwire.uses.training.run.training_job import Job, prepare
 
 RESULT = RESULTS / "finetuning.json"
 DTYPE = "fp32"  # on every machine, whether or not it has bf16 instructions

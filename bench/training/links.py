@@ -36,11 +36,9 @@ from thinwire.runs.ranks.telemetry import Telemetry
 from thinwire.runs.ranks.worker import say
 from thinwire.runs.ranks.world import World
 from thinwire.uses.training.pipeline.recipes import parse_recipe
-from thinwire.uses.training.run.config import TrainConfig
-from thinwire.uses.training.run.job import Job, prepare
-from thinwire.uses.training.run.setup import build_parts, joined
-from thinwire.uses.training.run.step_report import StepReport
-from thinwire.uses.training.run.stepper import Stepper
+from thinwire.uses.training.run.options import TrainConfig
+from thinwire.uses.training.run.stepper import Stepper, StepReport, build_parts, joined
+from thinwire.uses.training.run.training_job import Job, prepare
 
 KEPT = Kept("links")
 LINKS = {

@@ -21,7 +21,7 @@ from bench.training.predict import bound, is_same, line_seconds, measured_second
 from thinwire.links.profile import Profile
 from thinwire.runs.records.build import build
 from thinwire.runs.records.runs import Run
-from thinwire.uses.training.run.record.schema import StepMetrics, TrainRecord
+from thinwire.uses.training.run.record import StepMetrics, TrainRecord
 
 SLOW = 0.15  # fp32 keeps at most so much of its speed: the cells the goals are about
 OF_BOUND, OF_FREE = 0.95, 0.90  # of the bound; of the free step where the bound is OF_BOUND or more

@@ -28,12 +28,12 @@ from bench.training.links import LINKS as ALL_LINKS
 from bench.training.predict import FIRST, measured_seconds, predict_run
 from thinwire.runs.machine.processor import environment
 from thinwire.uses.kinds import load_runs
-from thinwire.uses.training.pipeline.choosing.plan import WORTH, Proposal
-from thinwire.uses.training.planning.machines_file import MachinesFile, Measured, read_machines
+from thinwire.uses.training.pipeline.choosing.pipeline_plan import WORTH, Proposal
+from thinwire.uses.training.planning.machines_file import MachinesFile, MachineSpeed, read_machines
 from thinwire.uses.training.planning.planner import CANDIDATES, Planner
-from thinwire.uses.training.run.config import TrainConfig
-from thinwire.uses.training.run.job import prepare
-from thinwire.uses.training.run.launch import launch
+from thinwire.uses.training.run.options import TrainConfig
+from thinwire.uses.training.run.training_job import prepare
+from thinwire.uses.training.run.training_launch import launch
 
 KEPT = Kept("plan")
 THREADS = 1  # of a rank: a core each
@@ -107,7 +107,7 @@ def machines(found: Row, link: str, folder: str) -> MachinesFile:
     """Return two measured machines and the line between them, through the file that a user would write."""
     entries = []
     for name, values in zip(NAMES, found["machines"], strict=True):
-        entries.append(Measured(**{k: v for k, v in values.items() if k != "name"}).toml(name))
+        entries.append(MachineSpeed(**{k: v for k, v in values.items() if k != "name"}).toml(name))
     between = f'[[link]]\nfrom = "{NAMES[0]}"\nto = "{NAMES[1]}"\nline = "{LINKS[link]}"\n'
     file = Path(folder) / "machines.toml"
     file.write_text("\n".join([*entries, between]), "utf-8")

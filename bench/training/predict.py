@@ -15,8 +15,8 @@ from thinwire.runs.records.schema import KERNEL
 from thinwire.types import InputError, require
 from thinwire.uses.training.pipeline.choosing.hide import FORWARD_SHARE
 from thinwire.uses.training.pipeline.choosing.replay import Hop, Pipeline, Stage, step_seconds
-from thinwire.uses.training.run.record.schema import StepMetrics, TrainRecord
-from thinwire.uses.training.run.step_report import WAYS
+from thinwire.uses.training.run.record import StepMetrics, TrainRecord
+from thinwire.uses.training.run.stepper import WAYS
 
 FIRST = 1  # steps left out at the beginning: TCP and the memory of references begin then
 SAME = 0.005  # a held-out loss within 0.5 % of fp32's counts as the same

@@ -10,7 +10,7 @@ from bench.study.tables import DASH, Draw, Row, Rows, columns, percent, table, t
 from thinwire.links.shape import LinkShape
 from thinwire.runs.records.runs import Run
 from thinwire.uses.kinds import read_record
-from thinwire.uses.training.run.record import reaching
+from thinwire.uses.training.run import replica_cards
 
 NEAR = 0.10  # of what a step took: a prediction within it is called right
 BIT = 0.05  # bits a value: below, what was foretold and what was sent are the same number
@@ -52,7 +52,7 @@ def demo(runs: list[dict[str, Any]]) -> Rows:
 def reached(runs: list[dict[str, Any]]) -> Rows:
     """The replicas of the demo: what each sent, and how soon it came to the loss of the first."""
     target = runs[0]["loss"]["eval_final"]
-    found = [reaching.reached(Run("", read_record(r, "reached.json")), target) for r in runs]  # type: ignore[arg-type]
+    found = [replica_cards.reached(Run("", read_record(r, "reached.json")), target) for r in runs]  # type: ignore[arg-type]
     seconds = [None if point is None else point.seconds for point in found]
     sent = [(r["bytes"]["exchange"] + r["bytes"]["control"]) / r["totals"]["steps"] for r in runs]
     for r, nbytes, soon in zip(runs, sent, seconds, strict=True):

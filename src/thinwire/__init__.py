@@ -32,8 +32,8 @@ if TYPE_CHECKING:
     from thinwire.uses.following.push.publisher import Publisher
     from thinwire.uses.pictures.context_parallel.recipes import parallel
     from thinwire.uses.pictures.expert_parallel.recipes import spread_experts
+    from thinwire.uses.training.pipeline.compressed_stage import CompressedStage
     from thinwire.uses.training.pipeline.recipes import Recipe, parse_recipe
-    from thinwire.uses.training.pipeline.stage import CompressedStage
     from thinwire.uses.training.replicas.script import replicate
 
 __version__ = "0.1.0"
@@ -41,7 +41,7 @@ moved.put_up()
 
 _HOMES = {
     "channels.channel": ("Receiver", "Scheme", "Sender"),
-    "uses.training.pipeline.stage": ("CompressedStage",),
+    "uses.training.pipeline.compressed_stage": ("CompressedStage",),
     "uses.following.callback": ("publish_callback",),
     "uses.following.push.follower": ("Follower",),
     "uses.following.push.publisher": ("Publisher",),

@@ -126,10 +126,32 @@ for _old, _new, _names in (  # modules that became part of another one, or have 
         "config:options",
     ),
     ("cli.states", "uses.following.commands", "layered:publishing"),
+    (
+        "engines.replicas",
+        "uses.training.replicas",
+        "buckets:ddp_hook coder:transport differences:local_steps gradients:synchroniser hook:ddp_hook "
+        "install:script mail:transport members:ddp_site message:controller method:exchange_methods "
+        "model:ddp_model origin:ddp_hook pilot:controller power:power_sgd replicate:assembly "
+        "replicator:synchroniser site:ddp_site steps:optimiser_steps table:flat_parameters tally:transport",
+    ),
+    ("engines.pipeline", "uses.training.pipeline", "stage:compressed_stage"),
+    ("policies.replicas", "uses.training.replicas.choosing", "site:replica_policy"),
+    ("policies.pipeline", "uses.training.pipeline.choosing", "site:pipeline_policy plan:pipeline_plan"),
+    ("lab.planning", "uses.training.planning", "speed:planner"),
+    (
+        "lab.train",
+        "uses.training.run",
+        "checks:options config:options fields:options job:training_job launch:training_launch "
+        "run:training_rank measured_cut:training_rank optimiser:stepper recorder:training_recorder "
+        "replicating:stepper setup:stepper step_report:stepper record.cards:cards record.plots:cards "
+        "record.plots_link:cards record.reaching:replica_cards record.replica_cards:replica_cards "
+        "record.schema:record record.summary:summary",
+    ),
 ):
     for _from, _to in (_name.split(":") for _name in _names.split()):
         PLACES[f"{_old}.{_from}"] = f"{_new}.{_to}"
         FOLDERS |= {_old, f"{_old}.{_from}".rpartition(".")[0]}
+FOLDERS |= {_folder for _old in PLACES if (_folder := _old.rpartition(".")[0]) in PLACES}
 
 
 class _Signpost(MetaPathFinder):

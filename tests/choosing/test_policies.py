@@ -16,8 +16,8 @@ from thinwire.choosing.policy import Policy, Rung, gaussian_bits
 from thinwire.codecs import DeadZone, Entropy
 from thinwire.types import InputError, Mode
 from thinwire.uses.training.pipeline.choosing.hide import HideBehindCompute
+from thinwire.uses.training.pipeline.choosing.pipeline_policy import BoundarySite, Choice
 from thinwire.uses.training.pipeline.choosing.replay import Hop, Pipeline, Stage, step_seconds
-from thinwire.uses.training.pipeline.choosing.site import Choice, Site
 from thinwire.uses.training.pipeline.recipes import parse_recipe
 
 MBIT = 125e3  # bytes/s
@@ -106,17 +106,19 @@ def test_the_floor_is_the_user_s_and_the_ladder_begins_there() -> None:
 # -- the rule ------------------------------------------------------------------------------------------------
 
 
-def both(rate: float, compute: float = 1.5, rtt: float = 0.06, m: int = 4, **more: object) -> list[Site]:
-    site = Site(0, 1, VALUES, m, rate, rtt, 0.1, compute, compute)
+def both(
+    rate: float, compute: float = 1.5, rtt: float = 0.06, m: int = 4, **more: object
+) -> list[BoundarySite]:
+    site = BoundarySite(0, 1, VALUES, m, rate, rtt, 0.1, compute, compute)
     return [replace(site, **more), replace(site, sender=1, receiver=0, **more)]  # type: ignore[arg-type]
 
 
-def after(sites: list[Site], plans: list[Choice]) -> list[Site]:
+def after(sites: list[BoundarySite], plans: list[Choice]) -> list[BoundarySite]:
     """Return the sites of the next decision."""
     return [replace(s, rung=p.rung, streak=p.streak) for s, p in zip(sites, plans, strict=True)]
 
 
-def steady(policy: HideBehindCompute, sites: list[Site]) -> list[Choice]:
+def steady(policy: HideBehindCompute, sites: list[BoundarySite]) -> list[Choice]:
     """Return the plans once nothing has changed for longer than the policy is patient."""
     plans: list[Choice] = []
     for _ in range(3 * policy.patience):
@@ -129,7 +131,7 @@ def rungs(plans: Iterable[Choice]) -> list[int]:
     return [p.rung for p in plans]
 
 
-def predicted(policy: HideBehindCompute, sites: list[Site], levels: Sequence[int]) -> float:
+def predicted(policy: HideBehindCompute, sites: list[BoundarySite], levels: Sequence[int]) -> float:
     """Return the step's seconds with these rungs, worked out apart from the policy."""
     hops = []
     for site, level in zip(sites, levels, strict=True):

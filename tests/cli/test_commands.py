@@ -21,7 +21,7 @@ from thinwire.cli.app import app
 from thinwire.cli.demo import DEMO
 from thinwire.runs.options import flag
 from thinwire.types import LinkError, MeasurementError
-from thinwire.uses.training.run.config import TrainConfig
+from thinwire.uses.training.run.options import TrainConfig
 
 PLAIN = {"NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "110", "RANK": "0"}
 
@@ -56,10 +56,10 @@ def launches(monkeypatch: pytest.MonkeyPatch) -> list[TrainConfig]:
         write_run(Path(config.out), config.recipe, (32.0, 32.0) if config.recipe == "fp32" else (3.0, 2.5))
         return Path(config.out)
 
-    module = types.ModuleType("thinwire.uses.training.run.launch")
+    module = types.ModuleType("thinwire.uses.training.run.training_launch")
     module.launch = launch  # type: ignore[attr-defined]
     module.under_torchrun = lambda config: False  # type: ignore[attr-defined]
-    monkeypatch.setitem(sys.modules, "thinwire.uses.training.run.launch", module)
+    monkeypatch.setitem(sys.modules, "thinwire.uses.training.run.training_launch", module)
     return seen
 
 
@@ -376,7 +376,7 @@ def test_without_the_extra_one_sentence_names_it():
 
 
 def test_a_rank_ends_without_the_interpreter_s_own_end():
-    code = "import atexit, thinwire.uses.training.run.run\nfrom thinwire.cli import main\n"
+    code = "import atexit, thinwire.uses.training.run.training_rank\nfrom thinwire.cli import main\n"
     code += "atexit.register(print, 'late')\n"
     result = thinwire_process(code=f"{code}main(['--no-such-option'])\n")
     assert (result.returncode, result.stdout) == (2, "")

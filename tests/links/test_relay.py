@@ -18,7 +18,7 @@ from thinwire.links.relay import handshake
 from thinwire.links.relay.handshake import Request, Role, Verdict, relay_pass
 from thinwire.links.relay.tunnel import Tunnel
 from thinwire.types import AuthError, InputError, LinkError
-from thinwire.uses.training.run.config import TrainConfig
+from thinwire.uses.training.run.options import TrainConfig
 
 MARK = b"the words that nobody between the ranks may read " * 20
 

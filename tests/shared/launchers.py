@@ -67,8 +67,8 @@ NEEDS = {
 TRAINING = (
     "transformers:GPT2LMHeadModel",
     "transformers:PreTrainedTokenizerFast",
-    "thinwire.uses.training.run.launch",
-    "thinwire.uses.training.run.run",
+    "thinwire.uses.training.run.training_launch",
+    "thinwire.uses.training.run.training_rank",
 )
 
 

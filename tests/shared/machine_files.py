@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from itertools import permutations
 from pathlib import Path
 
-from thinwire.uses.training.pipeline.choosing.plan import Way
+from thinwire.uses.training.pipeline.choosing.pipeline_plan import Way
 
 
 def everywhere(names: Sequence[str], way: Way) -> dict[tuple[str, str], Way]:

@@ -9,7 +9,7 @@ from rich.console import Console
 from thinwire.runs.records.runs import Run
 from thinwire.runs.report.page import report_html
 from thinwire.uses.kinds import show_of
-from thinwire.uses.training.run.record.summary import summary_table
+from thinwire.uses.training.run.summary import summary_table
 
 THREE = (("fp32", (32.0, 32.0), 3.5), ("step-delta", (8.0, 8.0), 3.51), ("thinwire", (3.0, 2.5), 3.502))
 

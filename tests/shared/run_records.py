@@ -9,7 +9,7 @@ from pathlib import Path
 from thinwire.runs.machine.processor import environment
 from thinwire.runs.records.schema import EMULATED, LinkInfo, Memory, RecipeText
 from thinwire.runs.records.writer import RunWriter
-from thinwire.uses.training.run.record.schema import BoundaryBytes, Loss, StepMetrics, TrainRecord
+from thinwire.uses.training.run.record import BoundaryBytes, Loss, StepMetrics, TrainRecord
 
 RAW = 1_179_648  # bytes of a [4, 128, 576] fp32 tensor
 RATE = 1.25e6  # bytes/s

@@ -18,7 +18,7 @@ from thinwire.channels.channel import Scheme
 from thinwire.channels.memory import Delta
 from thinwire.codecs import Uniform
 from thinwire.links import connect_mesh
-from thinwire.uses.training.pipeline.stage import CompressedStage, ScheduleEager1F1B
+from thinwire.uses.training.pipeline.compressed_stage import CompressedStage, ScheduleEager1F1B
 
 VOCAB, DIM, SEQ, SAMPLES, MICROBATCHES, ROWS = 64, 32, 16, 16, 4, 2
 SCHEDULES = {
@@ -148,7 +148,7 @@ def in_processes(world, function, *args):
     with tempfile.TemporaryDirectory() as out:
         # Forks of one process that has torch already: to import it anew takes each of them seconds.
         multiprocessing.set_forkserver_preload(
-            ["torch.distributed.pipelining", "thinwire.uses.training.pipeline.stage"]
+            ["torch.distributed.pipelining", "thinwire.uses.training.pipeline.compressed_stage"]
         )
         entered = function, world, store.port, out, args
         mp.start_processes(_entry, entered, world, start_method="forkserver")

@@ -20,7 +20,7 @@ from thinwire.types import InputError
 from thinwire.uses.following.mirror import Mirror
 from thinwire.uses.following.recipes import STATE, cast
 from thinwire.uses.training.replicas.exchange_methods import AllReduce
-from thinwire.uses.training.run.config import TrainConfig
+from thinwire.uses.training.run.options import TrainConfig
 
 ALL = sorted({x for x in vars(torch).values() if isinstance(x, torch.dtype)}, key=str)
 QUANTIZED = [dtype for dtype in ALL if str(dtype).removeprefix("torch.").startswith(("q", "quint"))]

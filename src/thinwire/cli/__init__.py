@@ -30,7 +30,7 @@ def main(arguments: Sequence[str] | None = None) -> None:
     try:
         app(args=None if arguments is None else list(arguments), prog_name="thinwire")
     except SystemExit as e:
-        if "thinwire.uses.training.run.run" in sys.modules:
+        if "thinwire.uses.training.run.training_rank" in sys.modules:
             _leave_rank(e.code)
         raise
 

@@ -30,9 +30,9 @@ from thinwire.runs.models.encoder import Encoder
 from thinwire.runs.models.tokenizer import END, tokenise, trained_bpe
 from thinwire.types import InputError, MissingExtra
 from thinwire.uses.doctor import diagnosis
-from thinwire.uses.training.run import job
-from thinwire.uses.training.run.config import TrainConfig
-from thinwire.uses.training.run.job import prepare
+from thinwire.uses.training.run import training_job
+from thinwire.uses.training.run.options import TrainConfig
+from thinwire.uses.training.run.training_job import prepare
 
 PLAY = "ACT {n}\n\nKING.\nSpeak, line {n} of many, and speak again.\n\n\n\n\nTHE END\n"
 
@@ -318,7 +318,7 @@ def test_tokens_are_kept_for_how_a_text_is_split_not_for_the_vocabulary_alone(ca
     corpus = Corpus("t", (Document("one two three\n" * 9),), (), "test")
     tokenizer, other = small_tokenizer(), copy.deepcopy(small_tokenizer())
     other.backend_tokenizer.normalizer = tokenizers.normalizers.Replace("two", "one")
-    before, after = (job._tokens(Encoder(t), corpus, "train") for t in (tokenizer, other))
+    before, after = (training_job._tokens(Encoder(t), corpus, "train") for t in (tokenizer, other))
     assert "two" in tokenizer.decode(before.tolist()) and "two" not in tokenizer.decode(after.tolist())
 
 
@@ -329,7 +329,7 @@ def test_a_cache_that_takes_no_file_is_one_sentence(cache_folder, monkeypatch):
     corpus, tokenizer = Corpus("t", (Document("one two three\n" * 9),), (), "test"), small_tokenizer()
     monkeypatch.setattr("safetensors.torch.save_file", full)
     with pytest.raises(InputError, match=r"cannot write .*No space left .*free space or set THINWIRE_CACHE"):
-        job._tokens(Encoder(tokenizer), corpus, "train")
+        training_job._tokens(Encoder(tokenizer), corpus, "train")
     with pytest.raises(InputError, match="free space"), cache.new_folder(cache_folder / "model"):
         full()
     assert not list(cache_folder.glob("*model*"))
@@ -492,7 +492,7 @@ def test_a_held_out_text_that_changed_is_read_anew(tmp_path, cache_folder):
     before = prepare(TrainConfig(**fixed, data=str(text)))
     tail = [line.replace("nothing at all", "trains by rail") for line in lines[-40:]]
     text.write_text("".join([*lines[:-40], *tail]))
-    job._corpus.cache_clear()  # a process reads a text once
+    training_job._corpus.cache_clear()  # a process reads a text once
     after = prepare(TrainConfig(**fixed, data=str(text)))
     assert torch.equal(before.train, after.train)
     assert not torch.equal(before.heldout, after.heldout) and before.digest != after.digest

@@ -12,9 +12,9 @@ from thinwire.runs.data.loss import BatchLoss, next_token_loss
 from thinwire.runs.data.packing import UNLEARNT, inputs, pack, targets
 from thinwire.runs.models.tokenizer import END, tokenise, trained_bpe
 from thinwire.types import InputError
-from thinwire.uses.training.run import job
-from thinwire.uses.training.run.config import TrainConfig
-from thinwire.uses.training.run.job import prepare
+from thinwire.uses.training.run import training_job
+from thinwire.uses.training.run.options import TrainConfig
+from thinwire.uses.training.run.training_job import prepare
 
 
 def write(path, *records):
@@ -111,7 +111,7 @@ def test_a_run_says_how_much_it_learns(tmp_path, monkeypatch):
 
 def test_a_run_begins_texts_as_its_tokenizer_does_or_not_as_it_is_told(tmp_path, monkeypatch):
     monkeypatch.setenv("THINWIRE_CACHE", str(tmp_path / "cache"))
-    resolve = job.resolve_model
+    resolve = training_job.resolve_model
 
     def with_begin(*args):
         source = resolve(*args)
@@ -120,7 +120,7 @@ def test_a_run_begins_texts_as_its_tokenizer_does_or_not_as_it_is_told(tmp_path,
         source.tokenizer.backend_tokenizer.post_processor = begin
         return source
 
-    monkeypatch.setattr(job, "resolve_model", with_begin)
+    monkeypatch.setattr(training_job, "resolve_model", with_begin)
     name = write(tmp_path / "a.jsonl", *map(asked, range(300)))
     fixed = {"model": "gpt2-lab", "seq": 16, "eval_samples": 0, "data": name}
     fields = {"text_field": "say", "prompt_field": "ask"}

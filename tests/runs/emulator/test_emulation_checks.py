@@ -28,8 +28,8 @@ from thinwire.runs.ranks import places
 from thinwire.runs.records.writer import COMPARE
 from thinwire.types import InputError, MeasurementError
 from thinwire.uses.doctor import diagnosis
-from thinwire.uses.training.run import launch
-from thinwire.uses.training.run.config import TrainConfig
+from thinwire.uses.training.run import training_launch
+from thinwire.uses.training.run.options import TrainConfig
 
 
 def test_the_network_of_a_run_that_failed_is_judged_too(
@@ -131,7 +131,7 @@ def test_a_comparison_that_ends_early_says_how_to_see_what_finished(
             return Path(config.out)
         raise MeasurementError("this machine was too busy")
 
-    monkeypatch.setattr(launch, "launch", run)
+    monkeypatch.setattr(training_launch, "launch", run)
     found = thinwire("compare", "fp32", "bf16", "--out", tmp_path, "--quiet")
     assert found.exit_code == 4
     assert f"after {finished} of 2 runs: this machine was too busy" in found.stderr

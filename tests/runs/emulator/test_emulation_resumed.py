@@ -15,7 +15,7 @@ from thinwire.runs.records.schema import EMULATED, KERNEL, LinkInfo
 from thinwire.runs.records.writer import RUN, write_json
 from thinwire.uses.kinds import load_run
 from thinwire.uses.training.run import resume
-from thinwire.uses.training.run.config import TrainConfig
+from thinwire.uses.training.run.options import TrainConfig
 
 GOOD = LinkInfo("10mbit", emulation=KERNEL, lateness_s=1e-4, emulator={"valid": True})
 

@@ -15,8 +15,8 @@ from thinwire.runs.models.cnn import CNN, CnnConfig, build_cnn
 from thinwire.runs.models.folder import finish_model, save_stage
 from thinwire.runs.models.source import resolve_model
 from thinwire.types import InputError
-from thinwire.uses.training.run.config import TrainConfig
-from thinwire.uses.training.run.optimiser import make_optimiser
+from thinwire.uses.training.run.options import TrainConfig
+from thinwire.uses.training.run.stepper import make_optimiser
 
 IMAGES_LEARNT, STEPS = 128, 48
 

@@ -26,9 +26,9 @@ from thinwire.runs.models.source import ModelSource
 from thinwire.runs.models.split import build_stage
 from thinwire.runs.ranks.world import World
 from thinwire.types import InputError
-from thinwire.uses.training.run import measured_cut
-from thinwire.uses.training.run.config import TrainConfig
-from thinwire.uses.training.run.job import prepare
+from thinwire.uses.training.run import training_rank
+from thinwire.uses.training.run.options import TrainConfig
+from thinwire.uses.training.run.training_job import prepare
 
 transformers = pytest.importorskip("transformers")
 
@@ -196,7 +196,7 @@ def agreed(job, ranks):
 
     def one(rank):
         threading.current_thread().name = f"rank {rank}"
-        return measured_cut.agree_cut(job, World(rank, ranks, peers[rank]))
+        return training_rank.agree_cut(job, World(rank, ranks, peers[rank]))
 
     with ThreadPoolExecutor(ranks) as pool:
         found = list(pool.map(one, range(ranks)))
@@ -219,7 +219,7 @@ def test_a_slow_machine_gets_fewer_layers(job, monkeypatch, stages, slow, option
     def stretched(*_args, **_options):
         return slower(once, 8.0 if threading.current_thread().name == f"rank {slow}" else 1.0)
 
-    monkeypatch.setattr(measured_cut, "measured_costs", stretched)
+    monkeypatch.setattr(training_rank, "measured_costs", stretched)
     wanted = job(stages, microbatches=4, **options)
     ranks = wanted.config.ranks
     found = agreed(wanted, ranks)
@@ -239,7 +239,7 @@ def test_every_rank_times_its_own_machine(job, monkeypatch):
         timed.append(threading.current_thread().name)
         return measured_costs(*args, **options)
 
-    monkeypatch.setattr(measured_cut, "measured_costs", spy)
+    monkeypatch.setattr(training_rank, "measured_costs", spy)
     found = agreed(job(2), 2)
     assert sorted(timed) == ["rank 0", "rank 1"]
     assert found[0].cut == found[1].cut and [i for part in found[0].cut for i in part] == [0, 1, 2, 3]
@@ -247,7 +247,7 @@ def test_every_rank_times_its_own_machine(job, monkeypatch):
 
 @pytest.mark.parametrize("sizes", [[1, 3], [3, 1]])
 def test_a_resumed_run_keeps_the_cut_of_its_checkpoint(job, monkeypatch, sizes):
-    monkeypatch.setattr(measured_cut, "measured_costs", None)  # nobody measures
+    monkeypatch.setattr(training_rank, "measured_costs", None)  # nobody measures
     resumed = job(2, resume=True)
     file = Path(resumed.config.out) / "checkpoints" / "step-00000002" / "rank-0.json"
     file.parent.mkdir(parents=True)
@@ -258,7 +258,7 @@ def test_a_resumed_run_keeps_the_cut_of_its_checkpoint(job, monkeypatch, sizes):
 def test_a_cut_that_is_not_measured_stays(job):
     fixed = job(2)
     fixed = dataclasses.replace(fixed, config=fixed.config.replace(cut="1,3"))
-    assert measured_cut.agree_cut(fixed, World(0, 1, {})) is fixed
+    assert training_rank.agree_cut(fixed, World(0, 1, {})) is fixed
 
 
 def test_a_run_is_cut_as_measured_and_resumed_as_it_was_cut(text, tmp_path):

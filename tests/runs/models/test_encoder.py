@@ -14,7 +14,7 @@ from thinwire.runs.data.corpus import Corpus
 from thinwire.runs.data.documents import Document
 from thinwire.runs.models.encoder import NEAR, PIECE, Encoder
 from thinwire.runs.models.tokenizer import tokenise, trained_bpe
-from thinwire.uses.training.run import job
+from thinwire.uses.training.run import training_job
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -180,9 +180,9 @@ def test_the_cache_keeps_nothing_that_was_cut(tmp_path: Path):
     tokenizer = make("prepend", tmp_path)
     corpus = Corpus("t", (Document(TEXT),), (), "test")
     tokenizer(["Paris"], truncation=True, max_length=8)
-    first = job._tokens(Encoder(tokenizer), corpus, "train")
+    first = training_job._tokens(Encoder(tokenizer), corpus, "train")
     assert len(first) == len(tokenizer(TEXT).input_ids) > 8
-    assert job._tokens(Encoder(tokenizer), corpus, "train").equal(first)
+    assert training_job._tokens(Encoder(tokenizer), corpus, "train").equal(first)
 
 
 @pytest.mark.parametrize("kind", KINDS)

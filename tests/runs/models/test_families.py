@@ -20,10 +20,10 @@ from thinwire.runs.models.trial import check_split
 from thinwire.types import InputError
 from thinwire.uses.following.run import state_demo
 from thinwire.uses.following.run.options import StateConfig
-from thinwire.uses.training.run import launch
-from thinwire.uses.training.run import run as rank
-from thinwire.uses.training.run.config import TrainConfig
-from thinwire.uses.training.run.job import prepare
+from thinwire.uses.training.run import training_launch
+from thinwire.uses.training.run import training_rank as rank
+from thinwire.uses.training.run.options import TrainConfig
+from thinwire.uses.training.run.training_job import prepare
 
 pytestmark = pytest.mark.usefixtures("own_cache")
 
@@ -217,7 +217,7 @@ def test_whether_a_model_can_be_split_is_tried_once_a_run(folder, tmp_path, monk
 
     tried = []
     monkeypatch.setattr(sources, "check_split", tried.append)
-    for module, name in ((launch, "_check_resume"), (rank, "joined"), (state_demo, "_place")):
+    for module, name in ((training_launch, "_check_resume"), (rank, "joined"), (state_demo, "_place")):
         monkeypatch.setattr(module, name, reached)
     made, text = folder(), write_text(tmp_path / "text.txt")
     own = {"model": str(made), "data": str(text), "out": str(tmp_path / "out")}
@@ -229,12 +229,12 @@ def test_whether_a_model_can_be_split_is_tried_once_a_run(folder, tmp_path, monk
             begin()
         return len(tried)
 
-    assert times(lambda: launch.launch(config)) == 1
+    assert times(lambda: training_launch.launch(config)) == 1
     assert times(lambda: rank.run_rank(config)) == 0  # as the launcher starts it
     assert times(lambda: state_demo.run(StateConfig(**own), print)) == 0  # which splits nothing
     for name, value in {"RANK": 0, "WORLD_SIZE": 2, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": 1}.items():
         monkeypatch.setenv(name, str(value))
-    assert times(lambda: launch.launch(config)) == 1  # where nobody did before
+    assert times(lambda: training_launch.launch(config)) == 1  # where nobody did before
 
 
 # What else depends on a family

@@ -199,8 +199,8 @@ def test_a_run_learns_by_its_adapters_and_says_what_they_stand_on(whole):
 
 
 def test_the_saved_model_is_the_evaluated_one(whole):
-    from thinwire.uses.training.run.config import TrainConfig
-    from thinwire.uses.training.run.job import prepare
+    from thinwire.uses.training.run.options import TrainConfig
+    from thinwire.uses.training.run.training_job import prepare
 
     saved = record(whole)
     blocks = prepare(TrainConfig.from_dict(saved["config"])).eval_blocks()[0]

@@ -16,8 +16,8 @@ from texts import write_text
 from thinwire.runs.ranks import rendezvous
 from thinwire.runs.ranks.rendezvous import telling, under_torchrun
 from thinwire.types import InputError
-from thinwire.uses.training.run.config import TrainConfig
-from thinwire.uses.training.run.launch import launch
+from thinwire.uses.training.run.options import TrainConfig
+from thinwire.uses.training.run.training_launch import launch
 
 MASTER = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "29500"}
 PLACE = {"RANK": "1", "WORLD_SIZE": "2"}

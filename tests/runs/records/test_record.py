@@ -17,7 +17,7 @@ from thinwire.runs.records.schema import RecipeText
 from thinwire.runs.records.writer import METRICS, RUN, RunWriter, read_metrics, write_json
 from thinwire.types import InputError
 from thinwire.uses.kinds import load_run
-from thinwire.uses.training.run.record.schema import Evaluation, StepMetrics, TrainRecord
+from thinwire.uses.training.run.record import Evaluation, StepMetrics, TrainRecord
 
 
 def test_round_trip(tmp_path: Path):
@@ -48,7 +48,7 @@ def test_readable_after_sigkill(tmp_path: Path):
         "from run_records import metrics_of\n"
         "from thinwire.runs.records.schema import RecipeText\n"
         "from thinwire.runs.records.writer import RunWriter\n"
-        "from thinwire.uses.training.run.record.schema import TrainRecord\n"
+        "from thinwire.uses.training.run.record import TrainRecord\n"
         "w = RunWriter(sys.argv[1], TrainRecord(recipe=RecipeText('fp32')))\n"
         "for m in metrics_of(5, (32., 32.)): w.add(m)\n"
         "print('ready', flush=True); time.sleep(600)\n"

@@ -17,9 +17,9 @@ from thinwire.runs.records.writer import COMPARE
 from thinwire.runs.report.page import report_html
 from thinwire.types import InputError
 from thinwire.uses.kinds import load_runs
-from thinwire.uses.training.run.record import cards
-from thinwire.uses.training.run.record.schema import StepMetrics, TrainRecord
-from thinwire.uses.training.run.record.summary import cells, headline, summary_rows
+from thinwire.uses.training.run import cards
+from thinwire.uses.training.run.record import StepMetrics, TrainRecord
+from thinwire.uses.training.run.summary import cells, headline, summary_rows
 
 
 def changed(run: Run, **loss: float) -> Run:

@@ -17,8 +17,8 @@ from thinwire.runs.records.schema import EMULATED, KERNEL
 from thinwire.runs.report import drawing
 from thinwire.runs.report.page import write_report
 from thinwire.uses.kinds import load_runs, show_of
-from thinwire.uses.training.run.record import plots
-from thinwire.uses.training.run.record.summary import cells, headline, summary_rows
+from thinwire.uses.training.run import cards
+from thinwire.uses.training.run.summary import cells, headline, summary_rows
 
 
 class Page(html.parser.HTMLParser):
@@ -266,7 +266,7 @@ def test_report_of_long_runs_hostile_names_and_three_stages(tmp_path: Path):
 def test_step_parts_add_up_to_the_step(compared: Path):
     for run in load_runs([compared]):
         seconds = sum(m.seconds for m in run.metrics) / len(run.metrics)
-        assert sum(plots.step_parts(run)) == pytest.approx(seconds)
+        assert sum(cards.step_parts(run)) == pytest.approx(seconds)
 
 
 def test_slug():

@@ -6,14 +6,14 @@ USE = Use(
     __name__,
     commands=(
         Command(".commands.train:train", TRAINING),
-        Command(".commands.compare:compare", TRAINING),
+        Command(".commands.compare_runs:compare", TRAINING),
         Command(".commands.plan:plan", NETWORKS),
     ),
     kinds={
-        "pipeline": Kind(".run.record.schema:TrainRecord", ".run.record.cards"),
+        "pipeline": Kind(".run.record:TrainRecord", ".run.cards"),
         "replicas": Kind(
-            ".run.record.schema:ReplicasRecord",
-            ".run.record.replica_cards",
+            ".run.record:ReplicasRecord",
+            ".run.replica_cards",
         ),
     },
     demos={

@@ -15,8 +15,8 @@ from thinwire.channels.references import TensorStore
 from thinwire.codecs import Raw, Uniform
 from thinwire.links import Mailbox, loopback_pair
 from thinwire.types import ThinwireError
-from thinwire.uses.training.pipeline.boundary import Incoming, NotFinite, Outgoing, Tally
-from thinwire.uses.training.run.run import _diverging
+from thinwire.uses.training.pipeline.boundary import Incoming, NotFinite, Outgoing, StageTally
+from thinwire.uses.training.run.training_rank import _diverging
 
 
 class Held(Raw):
@@ -49,7 +49,7 @@ class Posting:
 @pytest.mark.parametrize("held", [False, True])
 def test_closing_posts_what_waits_to_be_encoded_unless_it_cannot(held):
     Held.go.clear()
-    out, peer = Outgoing("forward", 0, Scheme(Held()), TensorStore(), Tally(), own_lane=True), Posting()
+    out, peer = Outgoing("forward", 0, Scheme(Held()), TensorStore(), StageTally(), own_lane=True), Posting()
     for mb in range(3):
         out.send(peer, mb, torch.ones(2, 4), [0, 1], training=True)
     assert not peer.posted
@@ -66,7 +66,7 @@ def test_closing_posts_what_waits_to_be_encoded_unless_it_cannot(held):
     ("way", "where"), [("forward", "activations of stage 1 to 2"), ("backward", "gradients of stage 1 to 0")]
 )
 def test_values_that_cannot_be_encoded_are_placed(way, where):
-    out = Outgoing(way, 1, Scheme(Uniform(4)), TensorStore(), Tally(), own_lane=False)
+    out = Outgoing(way, 1, Scheme(Uniform(4)), TensorStore(), StageTally(), own_lane=False)
     with pytest.raises(NotFinite, match=f"{where}: a NaN or infinite value"):
         out.send(Posting(), 0, torch.full((2, 4), torch.nan), [0, 1], training=True)
         out.settle()
@@ -86,8 +86,8 @@ def test_who_waits_for_an_answer_to_what_could_not_be_encoded_hears_at_once(way)
         get=lambda tag, deadline, what: ours.get(tag, deadline, what),
     )
     back = {"forward": "backward", "backward": "forward"}[way]
-    out = Outgoing(way, 1, Scheme(Uniform(4)), TensorStore(), Tally(), own_lane=True)
-    answers = Incoming(back, 1, TensorStore(), Tally(), 600.0, own_lane=True)
+    out = Outgoing(way, 1, Scheme(Uniform(4)), TensorStore(), StageTally(), own_lane=True)
+    answers = Incoming(back, 1, TensorStore(), StageTally(), 600.0, own_lane=True)
     answers.expect(0, torch.empty(2, 4), peer)
     threading.Timer(
         0.2, out.send, (peer, 0, torch.full((2, 4), torch.nan), [0, 1]), {"training": True}

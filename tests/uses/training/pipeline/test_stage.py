@@ -12,7 +12,7 @@ from thinwire.codecs import Uniform
 from thinwire.links import Mailbox, loopback_pair
 from thinwire.runs.ranks.telemetry import Telemetry
 from thinwire.types import InputError, PayloadError
-from thinwire.uses.training.pipeline.stage import VOTE, CompressedStage
+from thinwire.uses.training.pipeline.compressed_stage import VOTE, CompressedStage
 
 STEPS = 20
 

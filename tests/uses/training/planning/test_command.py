@@ -15,11 +15,16 @@ from machine_files import ATTIC, LINK, everywhere, written
 from texts import write_text
 
 from thinwire.runs.models import cuts as cuts_module
-from thinwire.uses.training.pipeline.choosing.plan import Way
-from thinwire.uses.training.planning import speed
-from thinwire.uses.training.planning.machines_file import Entry, MachinesFile, Measured, read_machines
+from thinwire.uses.training.pipeline.choosing.pipeline_plan import Way
+from thinwire.uses.training.planning import planner
+from thinwire.uses.training.planning.machines_file import (
+    MachineEntry,
+    MachinesFile,
+    MachineSpeed,
+    read_machines,
+)
 from thinwire.uses.training.planning.planner import Planner
-from thinwire.uses.training.run.config import TrainConfig
+from thinwire.uses.training.run.options import TrainConfig
 
 
 def plan(*arguments: str) -> tuple[int, str, str]:
@@ -31,7 +36,7 @@ GPT2 = ("--model", "gpt2", "--init", "random", "--seq", "32", "--batch", "4", "-
 
 
 MACHINES = "".join(
-    Measured("gpt2", 32, s, 5 * s, s / 10, s / 100).toml(name) + "\n"
+    MachineSpeed("gpt2", 32, s, 5 * s, s / 10, s / 100).toml(name) + "\n"
     for name, s in (("desk", 0.01), ("attic", 0.03))
 )
 
@@ -51,7 +56,7 @@ def test_the_command_prints_a_plan_and_how_to_start_it(tmp_path: Path) -> None:
 
 
 def test_schedules_that_a_run_refuses_are_not_proposed(tmp_path: Path) -> None:
-    third = Measured("gpt2", 32, 0.02, 0.1, 0.002, 0.0002).toml("shed") + "\n"
+    third = MachineSpeed("gpt2", 32, 0.02, 0.1, 0.002, 0.0002).toml("shed") + "\n"
     links = LINK + LINK.replace("attic", "shed") + LINK.replace("desk", "shed")
     file = str(written(tmp_path, MACHINES + third + links))
     few = [*GPT2[:-1], "2"]
@@ -87,7 +92,7 @@ def test_the_command_lines_carry_all_that_was_planned_with(tmp_path: Path) -> No
 
 
 def test_each_rank_gets_the_threads_it_was_measured_with(tmp_path: Path) -> None:
-    measured = Measured("gpt2", 32, 0.01, 0.05, 0.001, 0.0001, threads=3).toml("desk") + "\n"
+    measured = MachineSpeed("gpt2", 32, 0.01, 0.05, 0.001, 0.0001, threads=3).toml("desk") + "\n"
     code, out, err = plan(str(written(tmp_path, measured + ATTIC + LINK)), *GPT2, "--threads", "1")
     assert code == 0, err
     starts = [shlex.split(line) for line in out.splitlines() if line.startswith("torchrun")]
@@ -111,21 +116,23 @@ def test_a_machine_is_measured_as_a_rank_of_the_job_runs(monkeypatch: pytest.Mon
 
     monkeypatch.setattr(cuts_module, "SPAN", 0.0)
     monkeypatch.setattr(cuts_module, "median_seconds", watched)
-    monkeypatch.setattr(speed, "median_seconds", watched)
-    planner = Planner(job)
-    found = planner.measured()
+    monkeypatch.setattr(planner, "median_seconds", watched)
+    made = Planner(job)
+    found = made.measured()
     assert set(threads) == {1} and torch.get_num_threads() == before
     assert (found.tokens, found.lora, found.threads) == (16, lora, 1)
     assert (found.embed > 0) == (lora == 0)  # adapters leave it frozen
-    text = MachinesFile((Entry("a"), Entry("b", 0.5)), everywhere("ab", Way()))
-    bare, first = (planner.foretell(text, cut, "gpipe")[0].seconds for cut in ((1, 3), (3, 1)))
+    text = MachinesFile((MachineEntry("a"), MachineEntry("b", 0.5)), everywhere("ab", Way()))
+    bare, first = (made.foretell(text, cut, "gpipe")[0].seconds for cut in ((1, 3), (3, 1)))
     assert first < bare  # b is half as fast
 
 
 def test_the_optimiser_s_time_goes_by_the_parameters(monkeypatch: pytest.MonkeyPatch) -> None:
     planner = Planner(TrainConfig(model="gpt2-lab", seq=16, batch=2, microbatches=2))
-    found = Measured("gpt2-lab", 16, 0.01, 0.02, 0.001, embed=0.004)
-    a, b = planner._machines(MachinesFile((Entry("a", measured=found), Entry("b", measured=found))))
+    found = MachineSpeed("gpt2-lab", 16, 0.01, 0.02, 0.001, embed=0.004)
+    a, b = planner._machines(
+        MachinesFile((MachineEntry("a", measured=found), MachineEntry("b", measured=found)))
+    )
     layer, matrix = 12 * 256**2 + 13 * 256, 4096 * 256
     assert a.head_update == b.head_update == pytest.approx(0.001 * matrix / layer)
     assert a.embed_update == pytest.approx(0.001 * (matrix + 1024 * 256) / layer)

@@ -9,7 +9,7 @@ from commanded import invoke
 
 from thinwire.runs.data import corpus as data
 from thinwire.runs.models.source import model_config
-from thinwire.uses.training.planning.machines_file import Measured
+from thinwire.uses.training.planning.machines_file import MachineSpeed
 
 JOB = ("--model", "gpt2-lab", "--seq", "32", "--batch", "4", "--microbatches", "4")
 
@@ -22,7 +22,7 @@ def planned(folder: Path, attic: str) -> str:
     """Return what a plan for three machines says beside its table; ``attic`` is the third one's link."""
     file = folder / "machines.toml"
     names = ("desk", "shed", "attic")
-    machines = "".join(Measured("gpt2-lab", 32, 0.01, 0.05, 0.001, 0.0001).toml(n) + "\n" for n in names)
+    machines = "".join(MachineSpeed("gpt2-lab", 32, 0.01, 0.05, 0.001, 0.0001).toml(n) + "\n" for n in names)
     links = link("desk", "shed", "1gbit,1ms") + link("desk", "attic", attic) + link("shed", "attic", attic)
     file.write_text(machines + links)
     result = invoke("plan", file, *JOB)

@@ -9,12 +9,12 @@ import pytest
 from machine_files import ATTIC, DESK, LINK, written
 
 from thinwire.types import InputError
-from thinwire.uses.training.pipeline.choosing.plan import Way
-from thinwire.uses.training.planning.machines_file import Measured, read_machines
+from thinwire.uses.training.pipeline.choosing.pipeline_plan import Way
+from thinwire.uses.training.planning.machines_file import MachineSpeed, read_machines
 
 
 def test_a_file_of_machines_is_read(tmp_path: Path) -> None:
-    measured = Measured("gpt2-lab", 256, 0.0125, 0.5, 0.002, embed=0.125)
+    measured = MachineSpeed("gpt2-lab", 256, 0.0125, 0.5, 0.002, embed=0.125)
     back = (
         LINK.replace("desk", "x")
         .replace("attic", "desk")

@@ -11,9 +11,9 @@ import pytest
 from machine_files import everywhere
 
 from thinwire.types import InputError
-from thinwire.uses.training.pipeline.choosing.plan import (
-    Machine,
+from thinwire.uses.training.pipeline.choosing.pipeline_plan import (
     Option,
+    StageMachine,
     Way,
     Ways,
     Work,
@@ -34,7 +34,9 @@ def cuts(layers: int, parts: int) -> list[tuple[int, ...]]:
     return [(k, *rest) for k in range(1, layers - parts + 2) for rest in cuts(layers - k, parts - 1)]
 
 
-def exhaustive(machines: Sequence[Machine], ways: Ways, work: Work, option: Option, schedule: str) -> float:
+def exhaustive(
+    machines: Sequence[StageMachine], ways: Ways, work: Work, option: Option, schedule: str
+) -> float:
     bits = [(option.forward, option.backward)] * (len(machines) - 1)
     return min(
         step_seconds(pipeline_of(order, ways, work, cut, bits, schedule))
@@ -49,7 +51,7 @@ def test_the_search_finds_the_best_there_is(schedule: str) -> None:
     for _ in range(12):
         n, layers = rng.choice([2, 3]), rng.choice([5, 9])
         machines = [
-            Machine(f"m{i}", rng.uniform(0.005, 0.03), rng.uniform(0, 0.1), rng.uniform(0, 0.005))
+            StageMachine(f"m{i}", rng.uniform(0.005, 0.03), rng.uniform(0, 0.1), rng.uniform(0, 0.005))
             for i in range(n)
         ]
         ways = {
@@ -62,7 +64,7 @@ def test_the_search_finds_the_best_there_is(schedule: str) -> None:
 
 
 def test_a_slow_machine_gets_few_layers_and_the_head_goes_where_it_is_cheap() -> None:
-    fast, slow = Machine("fast", 0.01, 0.05), Machine("slow", 0.03, 0.15)
+    fast, slow = StageMachine("fast", 0.01, 0.05), StageMachine("slow", 0.03, 0.15)
     best = propose([slow, fast], everywhere(["slow", "fast"], Way()), Work(16, 8, 1000), [FP32])[0]
     assert best.order == ("slow", "fast")
     shares = dict(zip(best.order, best.cut, strict=True))
@@ -70,14 +72,14 @@ def test_a_slow_machine_gets_few_layers_and_the_head_goes_where_it_is_cheap() ->
 
 
 def test_a_bad_link_is_kept_out_of_the_pipeline() -> None:
-    machines = [Machine(n, 0.02) for n in "abc"]
+    machines = [StageMachine(n, 0.02) for n in "abc"]
     ways = everywhere("abc", Way(1e8, 0.001)) | {("a", "b"): Way(1e5, 0.1), ("b", "a"): Way(1e5, 0.1)}
     best = propose(machines, ways, Work(12, 4, 70_000), [FP32])[0]
     assert best.order[1] == "c"
 
 
 def test_the_most_exact_recipe_that_costs_nothing_is_proposed() -> None:
-    machines = [Machine("a", 0.05), Machine("b", 0.05)]
+    machines = [StageMachine("a", 0.05), StageMachine("b", 0.05)]
     options = [FP32, BF16, option(parse_recipe("auto")), option(parse_recipe("thinwire"))]
     found = {
         mbit: propose(machines, everywhere("ab", Way(mbit * 125e3, 0.03)), Work(16, 8, 128 * 576), options)
@@ -97,7 +99,7 @@ def test_the_most_exact_recipe_that_costs_nothing_is_proposed() -> None:
 
 
 def test_the_schedule_of_least_memory_is_taken_where_it_is_as_fast() -> None:
-    machines, work = [Machine("a", 0.05), Machine("b", 0.05)], Work(16, 8, 1000)
+    machines, work = [StageMachine("a", 0.05), StageMachine("b", 0.05)], Work(16, 8, 1000)
     near = propose(machines, everywhere("ab", Way(None, 1e-5)), work, [FP32])[0]
     far = propose(machines, everywhere("ab", Way(None, 0.1)), work, [FP32])[0]
     assert (near.schedule, far.schedule) == ("1f1b", "eager1f1b")
@@ -118,11 +120,11 @@ def test_what_cannot_be_planned_is_one_sentence(
 ) -> None:
     ways = {pair: way for pair, way in everywhere(names, Way(1e6)).items() if pair != missing}
     with pytest.raises(InputError, match=message):
-        propose([Machine(n, 0.01) for n in names], ways, Work(layers, 4, 100), [FP32])
+        propose([StageMachine(n, 0.01) for n in names], ways, Work(layers, 4, 100), [FP32])
 
 
 def test_a_settled_run_is_foretold_as_it_stands() -> None:
-    machines = [Machine("a", 0.01), Machine("b", 0.03)]
+    machines = [StageMachine("a", 0.01), StageMachine("b", 0.03)]
     ways, work = everywhere("ab", Way(1e6, 0.01)), Work(12, 4, 30_000)
     found = foretell(machines, ways, work, [FP32, BF16], (4, 8), "eager1f1b")
     assert {(p.order, p.cut, p.schedule) for p in found} == {(("a", "b"), (4, 8), "eager1f1b")}
@@ -137,7 +139,7 @@ def test_a_settled_run_is_foretold_as_it_stands() -> None:
 
 def test_embedding_and_head_count_where_they_are() -> None:
     """The first stage has the embedding, the last the head, and each optimiser the matrix it updates."""
-    plain = [Machine("a", 0.01, update=0.001), Machine("b", 0.01, update=0.001)]
+    plain = [StageMachine("a", 0.01, update=0.001), StageMachine("b", 0.01, update=0.001)]
     whole = [replace(m, head=0.06, embed=0.03, head_update=0.6, embed_update=0.3) for m in plain]
     ways, work, bits = everywhere("ab", Way()), Work(10, 4, 1000), [(32.0, 32.0)]
     before = pipeline_of(plain, ways, work, (6, 4), bits, "gpipe").stages

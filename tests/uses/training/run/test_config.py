@@ -11,8 +11,8 @@ from each import each
 
 from thinwire.runs.ranks.places import place_of
 from thinwire.types import InputError
-from thinwire.uses.training.run.config import TrainConfig
-from thinwire.uses.training.run.fields import DEFAULT_STEPS, SAFE_RATES
+from thinwire.uses.training.run.learning_rates import SAFE_RATES
+from thinwire.uses.training.run.options import DEFAULT_STEPS, TrainConfig
 
 
 def test_round_trip_through_json():

@@ -16,12 +16,11 @@ from thinwire.runs.data.loss import next_token_loss
 from thinwire.runs.models.cnn import build_cnn
 from thinwire.runs.ranks.world import World
 from thinwire.types import InputError
-from thinwire.uses.training.run import checks
-from thinwire.uses.training.run.config import TrainConfig
-from thinwire.uses.training.run.job import Job, prepare
+from thinwire.uses.training.run import options
+from thinwire.uses.training.run.options import TrainConfig
 from thinwire.uses.training.run.resume import Checkpoints
-from thinwire.uses.training.run.setup import build_parts
-from thinwire.uses.training.run.stepper import Stepper
+from thinwire.uses.training.run.stepper import Stepper, build_parts
+from thinwire.uses.training.run.training_job import Job, prepare
 from thinwire.uses.training.run.warmup import warm_up
 
 BATCH, STEPS, KEPT, MOMENTUM = 20, 6, 3, 0.9
@@ -32,7 +31,7 @@ def job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Job]:
     """Return what prepares a run of one stage, which is refused where there is but one replica."""
     write_clothes(tmp_path, train=100, t10k=50)
     monkeypatch.setenv("THINWIRE_DATA", str(tmp_path))
-    monkeypatch.setattr(checks, "_pipeline", lambda config: None)
+    monkeypatch.setattr(options, "_pipeline", lambda config: None)
     given: dict[str, Any] = {"model": "cnn-fashion", "data": "fashion-mnist", "stages": 1, "microbatches": 1}
     given |= {"batch": BATCH, "steps": STEPS, "out": str(tmp_path / "out"), "schedule": "gpipe"}
     return lambda **options: prepare(TrainConfig(**given | {"dtype": "fp32"} | options))

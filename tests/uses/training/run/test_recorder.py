@@ -23,19 +23,19 @@ from thinwire.runs.records.tensorboard import ABSENT, EventLog
 from thinwire.runs.records.writer import read_metrics, write_json
 from thinwire.types import LinkError
 from thinwire.uses.kinds import load_run
-from thinwire.uses.training.run import autopilot, launch
-from thinwire.uses.training.run import run as train
-from thinwire.uses.training.run.config import TrainConfig
-from thinwire.uses.training.run.record.schema import StepMetrics, TrainRecord
-from thinwire.uses.training.run.recorder import Recorder
-from thinwire.uses.training.run.step_report import StepReport
+from thinwire.uses.training.run import autopilot, training_launch
+from thinwire.uses.training.run import training_rank as train
+from thinwire.uses.training.run.options import TrainConfig
+from thinwire.uses.training.run.record import StepMetrics, TrainRecord
+from thinwire.uses.training.run.stepper import StepReport
+from thinwire.uses.training.run.training_recorder import TrainRecorder
 
 
-def recorder(out: Path, **options: Any) -> Recorder:
+def recorder(out: Path, **options: Any) -> TrainRecorder:
     config = TrainConfig(model="gpt2-lab", recipe="fp32", out=str(out), **options)
     job: Any = SimpleNamespace(config=config, spec="fp32", shape=LinkShape(), notes=(), steps=9)
     world = World(0, 2, {})
-    return Recorder(job, world)
+    return TrainRecorder(job, world)
 
 
 @pytest.mark.parametrize("options", [{}, {"tensorboard": False}, {"quiet": True}])
@@ -120,7 +120,7 @@ def test_steps_of_the_part_before_a_resume_are_not_counted(tmp_path: Path, since
     write_json(tmp_path / "run.json", record.to_dict() | {"status": "running"})
     started = (tmp_path / "metrics.jsonl").stat().st_mtime + since
     os.utime(tmp_path / "run.json", (started + 1, started + 1))
-    launch._close_record(tmp_path, LinkError("rank 0 was ended"), started, MagicMock(describe=dict))
+    training_launch._close_record(tmp_path, LinkError("rank 0 was ended"), started, MagicMock(describe=dict))
     found = load_run(tmp_path)
     assert (found.status, found.totals["steps"]) == ("failed", steps)
 

@@ -17,9 +17,9 @@ from thinwire.channels.disk import DiskStore
 from thinwire.channels.memory import Delta
 from thinwire.runs.data.batches import Batches
 from thinwire.types import InputError
-from thinwire.uses.training.run import launch, resume
-from thinwire.uses.training.run.config import TrainConfig
-from thinwire.uses.training.run.stepper import learning_rate
+from thinwire.uses.training.run import resume, training_launch
+from thinwire.uses.training.run.options import TrainConfig
+from thinwire.uses.training.run.stepper import scheduled_rate
 
 MODEL, OTHER = SimpleNamespace(digest="m"), SimpleNamespace(digest="n")
 SAMPLES, VALUES, MEMORY, PIECE = 60, 250_000, 2 * 10**6, 3 * 10**6  # 60 MB of references at each end
@@ -93,7 +93,7 @@ def job(out: Path, **options: object) -> SimpleNamespace:
 def past(made: SimpleNamespace, steps: int) -> list[tuple[list[int], float]]:
     """Return samples and learning rates of the first ``steps``."""
     config, batches = made.config, list(made.batches)
-    rates = (learning_rate(config, step, len(batches)) for step in range(1, len(batches) + 1))
+    rates = (scheduled_rate(config, step, len(batches)) for step in range(1, len(batches) + 1))
     return [(ids.tolist(), rate) for ids, rate in zip(batches, rates, strict=True)][:steps]
 
 
@@ -123,13 +123,13 @@ def test_what_does_not_change_the_past_may_change(tmp_path: Path):
 
 
 def test_a_launcher_refuses_to_go_on_from_nothing(tmp_path: Path, monkeypatch):
-    monkeypatch.setattr(launch, "prepare", lambda config: job(tmp_path))
-    monkeypatch.setattr(launch, "place_of", lambda config: pytest.fail("ranks are about to start"))
+    monkeypatch.setattr(training_launch, "prepare", lambda config: job(tmp_path))
+    monkeypatch.setattr(training_launch, "place_of", lambda config: pytest.fail("ranks are about to start"))
     written(tmp_path, 4, 0)  # of rank 0 alone
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
         monkeypatch.delenv(name, raising=False)
     with pytest.raises(InputError, match="--resume: no checkpoint of all ranks in"):
-        launch.launch(job(tmp_path).config)
+        training_launch.launch(job(tmp_path).config)
 
 
 def test_a_launcher_refuses_another_run_s_checkpoint(tmp_path: Path):
@@ -153,10 +153,10 @@ def test_a_launcher_refuses_another_run_s_checkpoint(tmp_path: Path):
 
 
 def test_a_killed_run_is_told_of_a_checkpoint_only_where_there_is_one(tmp_path: Path):
-    assert launch._again(tmp_path, 2) == "start again"
+    assert training_launch._again(tmp_path, 2) == "start again"
     written(tmp_path, 8, 0)
     written(tmp_path, 4, 0, 1)
-    assert launch._again(tmp_path, 2) == "start again, with --resume from the checkpoint of step 4"
+    assert training_launch._again(tmp_path, 2) == "start again, with --resume from the checkpoint of step 4"
 
 
 def test_two_ranks_leave_checkpoints_behind_at_the_same_time(tmp_path: Path):

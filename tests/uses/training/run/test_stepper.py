@@ -15,9 +15,9 @@ from texts import write_text
 from thinwire.runs.data.loss import next_token_loss
 from thinwire.runs.data.packing import inputs, targets
 from thinwire.runs.models.split import build_stage
-from thinwire.uses.training.run.config import TrainConfig
-from thinwire.uses.training.run.job import Job, prepare
-from thinwire.uses.training.run.stepper import learning_rate
+from thinwire.uses.training.run.options import TrainConfig
+from thinwire.uses.training.run.stepper import scheduled_rate
+from thinwire.uses.training.run.training_job import Job, prepare
 
 STEPS, WARMUP = 8, 2
 RATE, CLIP, DECAY = 3e-4, 0.5, 5.0  # each changes the losses by itself, which the plain loop is asked
@@ -31,7 +31,7 @@ def test_learning_rates_are_those_of_the_formulas(warmup: int):
 
     def rates(schedule: str, *at: int) -> list[float]:
         config = TrainConfig(lr=0.5, warmup=warmup, lr_schedule=schedule, steps=steps)
-        return [learning_rate(config, step, steps) for step in at]
+        return [scheduled_rate(config, step, steps) for step in at]
 
     for schedule in ("constant", "linear", "cosine"):
         assert rates(schedule, *range(1, warmup + 1)) == [0.5 * k / 4 for k in range(1, warmup + 1)]
@@ -45,7 +45,7 @@ def test_learning_rates_are_those_of_the_formulas(warmup: int):
 
 def test_a_run_that_is_all_warm_up_has_a_rate_at_each_step():
     config = TrainConfig(lr=1.0, warmup=4, lr_schedule="cosine", steps=4)
-    assert [learning_rate(config, step, 4) for step in range(1, 5)] == [0.25, 0.5, 0.75, 1.0]
+    assert [scheduled_rate(config, step, 4) for step in range(1, 5)] == [0.25, 0.5, 0.75, 1.0]
 
 
 @pytest.fixture(scope="module")

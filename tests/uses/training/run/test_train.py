@@ -33,9 +33,9 @@ from launchers import (
 from thinwire.runs.models.folder import shard_name
 from thinwire.runs.ranks.world import World
 from thinwire.runs.records.progress import megabytes
-from thinwire.uses.training.run import run as train
-from thinwire.uses.training.run.config import TrainConfig
+from thinwire.uses.training.run import training_rank as train
 from thinwire.uses.training.run.export import remove_models
+from thinwire.uses.training.run.options import TrainConfig
 
 STEPS = 8
 
@@ -190,7 +190,7 @@ def test_a_model_that_would_be_read_in_its_place_is_refused_at_the_start(job: li
 def test_the_saved_model_is_the_evaluated_one(plain: tuple[Command, Path]):
     from transformers import AutoModelForCausalLM
 
-    from thinwire.uses.training.run.job import prepare
+    from thinwire.uses.training.run.training_job import prepare
 
     saved = record(plain[1])
     blocks = prepare(TrainConfig.from_dict(saved["config"])).eval_blocks()[0]

@@ -12,8 +12,8 @@ from torch import nn
 from thinwire.runs.data.task import language
 from thinwire.runs.models.dropout import SampleDropout, SampleIds
 from thinwire.uses.training.pipeline.recipes import PIPELINE, parse_recipe
-from thinwire.uses.training.run.config import TrainConfig
-from thinwire.uses.training.run.setup import Part
+from thinwire.uses.training.run.options import TrainConfig
+from thinwire.uses.training.run.stepper import StagePart
 from thinwire.uses.training.run.warmup import _held, warm_up
 
 CONFIG = TrainConfig(model="gpt2-lab", batch=4, microbatches=2, seq=8)
@@ -21,20 +21,20 @@ WIDTH, WORDS = 16, 32
 TASK = language(CONFIG.seq, WIDTH, WORDS)
 
 
-def parts() -> dict[int, Part]:
+def parts() -> dict[int, StagePart]:
     torch.manual_seed(0)
     ids = SampleIds()
     first = nn.Sequential(nn.Embedding(WORDS, WIDTH), SampleDropout(0.5, "key", ids))
     last = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WORDS))
-    return {0: Part(first, ids.set), 1: Part(last, lambda _: None)}
+    return {0: StagePart(first, ids.set), 1: StagePart(last, lambda _: None)}
 
 
-def adamw(found: dict[int, Part]) -> torch.optim.AdamW:
+def adamw(found: dict[int, StagePart]) -> torch.optim.AdamW:
     weights = [p for part in found.values() for p in part.module.parameters()]
     return torch.optim.AdamW(weights, lr=0.1, weight_decay=0.1, fused=True)
 
 
-def step(found: dict[int, Part], optimiser: torch.optim.Optimizer) -> list[torch.Tensor]:
+def step(found: dict[int, StagePart], optimiser: torch.optim.Optimizer) -> list[torch.Tensor]:
     """Take a step on the same samples, and return all weights."""
     found[0].on_samples([3, 5])
     y = found[1].module(found[0].module(torch.arange(16).reshape(2, 8)))
@@ -44,7 +44,7 @@ def step(found: dict[int, Part], optimiser: torch.optim.Optimizer) -> list[torch
     return [p.detach().clone() for part in found.values() for p in part.module.parameters()]
 
 
-def sgd(found: dict[int, Part]) -> torch.optim.SGD:
+def sgd(found: dict[int, StagePart]) -> torch.optim.SGD:
     weights = [p for part in found.values() for p in part.module.parameters()]
     return torch.optim.SGD(weights, lr=0.1, momentum=0.9, weight_decay=0.1, fused=True)
 

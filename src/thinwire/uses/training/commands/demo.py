@@ -10,8 +10,8 @@ import typer
 from thinwire.runs.emulator.possible import as_emulated
 from thinwire.runs.terminal.options import with_config
 from thinwire.runs.terminal.output import tell
-from thinwire.uses.training.commands.compare import configs_of, run_all
-from thinwire.uses.training.run.config import TrainConfig
+from thinwire.uses.training.commands.compare_runs import configs_of, run_all
+from thinwire.uses.training.run.options import TrainConfig
 
 RECIPES = ["fp32", "step-delta", "thinwire"]
 DEMO: dict[str, Any] = {

@@ -20,11 +20,10 @@ from thinwire.runs.terminal.needs import fetch_needs
 from thinwire.runs.terminal.options import with_config
 from thinwire.runs.terminal.output import PLAIN_WIDTH, print_json, tell
 from thinwire.types import InputError, require
-from thinwire.uses.training.run.checks import MAX_STAGES
-from thinwire.uses.training.run.config import TrainConfig
+from thinwire.uses.training.run.options import MAX_STAGES, TrainConfig
 
 if TYPE_CHECKING:
-    from thinwire.uses.training.pipeline.choosing.plan import Proposal
+    from thinwire.uses.training.pipeline.choosing.pipeline_plan import Proposal
     from thinwire.uses.training.planning.machines_file import MachinesFile
 
 COLUMNS = ("recipe", "schedule", "order", "cut", "s/step", "tokens/s", "of unlimited", "of uncrowded")

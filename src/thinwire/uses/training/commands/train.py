@@ -10,7 +10,7 @@ from thinwire.runs.terminal.needs import fetch_needs
 from thinwire.runs.terminal.options import is_leader, with_config
 from thinwire.runs.terminal.output import print_json, tell
 from thinwire.uses.kinds import load_run, load_runs, print_runs
-from thinwire.uses.training.run.config import TrainConfig
+from thinwire.uses.training.run.options import TrainConfig
 
 
 @with_config(TrainConfig)
@@ -30,7 +30,7 @@ def train(given: dict[str, Any]) -> None:
     """
     config = TrainConfig.from_dict(given)
     # After the checks: a wrong option is refused before the engine is even imported.
-    from thinwire.uses.training.run.launch import launch
+    from thinwire.uses.training.run.training_launch import launch
 
     fetch_needs(config.model, config.data, quiet=config.quiet or config.json)
     out = launch(config)

@@ -29,7 +29,7 @@ from thinwire.channels.channel import Receiver, Scheme, Sender
 from thinwire.channels.references import Store
 from thinwire.links.mailbox import Mailbox
 from thinwire.types import DesyncError, InputError, LinkError, Mode, TensorSpec
-from thinwire.uses.training.pipeline.choosing.site import BACKWARD, FORWARD, Choice
+from thinwire.uses.training.pipeline.choosing.pipeline_policy import BACKWARD, FORWARD, Choice
 
 NAMES = {FORWARD: "activations", BACKWARD: "gradients"}
 TAG = struct.Struct("<cHH")  # direction, destination stage, micro-batch
@@ -57,7 +57,7 @@ class Neighbour(Protocol):
 
 
 @dataclass
-class Tally:
+class StageTally:
     """What one stage did since the last ``take``: seconds by kind, values and bytes by direction.
 
     ``encode_s`` and ``decode_s`` count what held the stage up; work done beside its compute does not.
@@ -70,17 +70,17 @@ class Tally:
     values: dict[str, int] = field(default_factory=lambda: {FORWARD: 0, BACKWARD: 0})
     wire_bytes: dict[str, int] = field(default_factory=lambda: {FORWARD: 0, BACKWARD: 0})
 
-    def take(self) -> Tally:
+    def take(self) -> StageTally:
         """Return a copy and start again from zero."""
-        taken = Tally(**self.__dict__)
-        self.__dict__.update(Tally().__dict__)
+        taken = StageTally(**self.__dict__)
+        self.__dict__.update(StageTally().__dict__)
         return taken
 
 
-class Timed:
+class SecondsIn:
     """Add the seconds spent inside to one field of a tally."""
 
-    def __init__(self, tally: Tally, name: str) -> None:
+    def __init__(self, tally: StageTally, name: str) -> None:
         self._tally, self._name = tally, name
 
     def __enter__(self) -> None:
@@ -158,7 +158,7 @@ class Outgoing:
     """The sending end: encodes tensors in the order of the calls and posts the packets."""
 
     def __init__(
-        self, way: str, stage: int, scheme: Scheme, store: Store, tally: Tally, own_lane: bool
+        self, way: str, stage: int, scheme: Scheme, store: Store, tally: StageTally, own_lane: bool
     ) -> None:
         self.scheme, self.sender = scheme, Sender(scheme, store)
         self.choice: Choice | None = None  # None: the codecs of the scheme
@@ -175,7 +175,7 @@ class Outgoing:
 
         Errors: ``LinkError`` where an earlier packet could not be sent.
         """
-        with Timed(self._tally, "encode_s"):
+        with SecondsIn(self._tally, "encode_s"):
             if self._posted is not None and self._posted.done() and (e := self._posted.exception()):
                 raise LinkError(str(e)) from e
             self._settle(wait=False)
@@ -184,7 +184,7 @@ class Outgoing:
 
     def settle(self) -> None:
         """Wait until all is encoded and posted; raise what went wrong."""
-        with Timed(self._tally, "encode_s"):
+        with SecondsIn(self._tally, "encode_s"):
             self._settle(wait=True)
 
     def _settle(self, wait: bool) -> None:
@@ -203,23 +203,17 @@ class Outgoing:
         mode = Mode.DIRECT if not training or (choice and choice.direct) else None
         codec, keyframe = (choice.codec, choice.keyframe) if choice else (None, None)
         with self._lock:
-            with self._placed(x):
+            try:
                 packet, x_hat = self.sender.encode(
                     x, ids, slots(mb, len(x)), codec=codec, keyframe=keyframe, mode=mode
                 )
+            except InputError as e:  # the codec cannot know which tensor it was
+                kind = InputError if x.isfinite().all() else NotFinite
+                raise kind(f"{NAMES[self._way]} of stage {self._stage} to {self._to}: {e}") from e
             if mode is None and self.scheme.memory.mirrored:
                 self._sent[mb] = (ids, x_hat)
             self._post(peer, mb, wire.pack(packet), self._way if training else "evaluation")
         self._tally.values[self._way] += x.numel()
-
-    @contextlib.contextmanager
-    def _placed(self, x: Tensor) -> Iterator[None]:
-        """Let what a codec refuses say which tensor it was: the codec cannot know."""
-        try:
-            yield
-        except InputError as e:
-            kind = InputError if x.isfinite().all() else NotFinite
-            raise kind(f"{NAMES[self._way]} of stage {self._stage} to {self._to}: {e}") from e
 
     def _post(self, peer: Neighbour, mb: int, data: bytes, label: str) -> None:
         tag = TAG.pack(self._way[0].encode(), self._to, mb)
@@ -264,7 +258,7 @@ class Incoming:
     """The receiving end: fetches and decodes packets into the buffers that an engine reads."""
 
     def __init__(
-        self, way: str, stage: int, store: Store, tally: Tally, deadline: float, own_lane: bool
+        self, way: str, stage: int, store: Store, tally: StageTally, deadline: float, own_lane: bool
     ) -> None:
         self.receiver = Receiver(store)
         self._way, self._stage, self._tally, self._deadline = way, stage, tally, deadline
@@ -297,7 +291,7 @@ class Incoming:
         held_up = max(0.0, time.perf_counter() - max(start, landed.arrived))
         self._tally.wait_s -= held_up
         self._tally.decode_s += held_up
-        with Timed(self._tally, "decode_s"), torch.no_grad():
+        with SecondsIn(self._tally, "decode_s"), torch.no_grad():
             buffer.copy_(landed.x_hat)
         if more and self._ahead:
             self._started[mb + 1] = self._lane.submit(self._take, peer, mb + 1, spec, buffer.device)

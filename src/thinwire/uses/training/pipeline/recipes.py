@@ -33,7 +33,7 @@ from thinwire.codecs import (
 from thinwire.codecs.deadzone import step_for
 from thinwire.types import MissingExtra
 from thinwire.uses.training.pipeline.choosing.hide import HideBehindCompute
-from thinwire.uses.training.pipeline.choosing.site import BACKWARD, FORWARD, PipelinePolicy
+from thinwire.uses.training.pipeline.choosing.pipeline_policy import BACKWARD, FORWARD, PipelinePolicy
 
 __all__ = ["PIPELINE", "PipelineRecipe", "Recipe", "parse_recipe"]
 

@@ -13,7 +13,7 @@ from typing import Any
 from thinwire.links.profile import plain_shape
 from thinwire.links.shape import MTU, SEGMENT
 from thinwire.types import InputError, require
-from thinwire.uses.training.pipeline.choosing.plan import Way, Ways
+from thinwire.uses.training.pipeline.choosing.pipeline_plan import Way, Ways
 
 EXAMPLE = "see docs/planning.md for an example"
 LEAST, MOST = 1e-12, 1e12  # of a number: seconds, tokens or speeds beyond it are no machine's
@@ -21,7 +21,7 @@ OPTIONAL = ("embed", "lora", "threads")  # of what was measured: zero where it i
 
 
 @dataclass(frozen=True)
-class Measured:
+class MachineSpeed:
     """What one micro-batch took on a machine, in seconds, and of what."""
 
     model: str
@@ -36,7 +36,7 @@ class Measured:
     def toml(self, name: str) -> str:
         """Return it as the entry of a machine.
 
-        >>> print(Measured("gpt2-lab", 256, 0.01, 0.03, 0.002).toml("desk"))
+        >>> print(MachineSpeed("gpt2-lab", 256, 0.01, 0.03, 0.002).toml("desk"))
         [[machine]]
         name = "desk"
         model = "gpt2-lab"
@@ -54,12 +54,12 @@ class Measured:
 
 
 @dataclass(frozen=True)
-class Entry:
+class MachineEntry:
     """One machine of the file: its speed against the one that plans, or what was measured on it."""
 
     name: str
     speed: float | None = None
-    measured: Measured | None = None
+    measured: MachineSpeed | None = None
     address: str | None = None
 
 
@@ -67,7 +67,7 @@ class Entry:
 class MachinesFile:
     """The machines in the order of the file, and the ways between them."""
 
-    machines: tuple[Entry, ...]
+    machines: tuple[MachineEntry, ...]
     ways: Ways = field(default_factory=dict)
 
 
@@ -145,8 +145,8 @@ def _flag(values: Mapping[str, Any], key: str, where: str, default: bool) -> boo
     return bool(value)
 
 
-def _machine(values: Mapping[str, Any], where: str) -> Entry:
-    parts = [f.name for f in fields(Measured)]
+def _machine(values: Mapping[str, Any], where: str) -> MachineEntry:
+    parts = [f.name for f in fields(MachineSpeed)]
     _known(values, ["name", "speed", "address", *parts], where)
     name = _text(values, "name", where)
     where = f"machine {name!r}"
@@ -159,7 +159,7 @@ def _machine(values: Mapping[str, Any], where: str) -> Entry:
     )
     if not given:
         speed = _number(values, "speed", where) if "speed" in values else 1.0
-        return Entry(name, speed, None, address)
+        return MachineEntry(name, speed, None, address)
     tokens = _whole(values, "tokens", where)
     layer, head, update = (_number(values, p, where) for p in ("layer", "head", "update"))
     embed = _number(values, "embed", where) if "embed" in values else 0.0
@@ -168,7 +168,9 @@ def _machine(values: Mapping[str, Any], where: str) -> Entry:
         bool(embed or lora), InputError, f"{where} says nothing of its embedding, embed; measure it again"
     )
     model = _text(values, "model", where)
-    return Entry(name, None, Measured(model, tokens, layer, head, update, embed, lora, threads), address)
+    return MachineEntry(
+        name, None, MachineSpeed(model, tokens, layer, head, update, embed, lora, threads), address
+    )
 
 
 def _link(values: Mapping[str, Any], names: Sequence[str], where: str) -> tuple[str, str, Way]:

@@ -2,29 +2,39 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import contextlib
+from collections.abc import Iterator, Sequence
 from functools import cached_property
 from typing import Any
 
+import torch
+
 from thinwire.choosing.policy import gaussian_bits
-from thinwire.runs.models.cuts import counted_costs, embedding_numel
-from thinwire.runs.models.lora import require_peft
+from thinwire.runs.machine.heap import keep_freed
+from thinwire.runs.machine.processor import pick_dtype, pick_threads
+from thinwire.runs.models.cuts import (
+    counted_costs,
+    embedding_numel,
+    embedding_seconds,
+    measured_costs,
+    median_seconds,
+)
+from thinwire.runs.models.lora import add_adapters, require_peft
 from thinwire.runs.models.source import model_config
 from thinwire.types import InputError, require
-from thinwire.uses.training.pipeline.choosing.plan import (
+from thinwire.uses.training.pipeline.choosing.pipeline_plan import (
     Cut,
-    Machine,
     Option,
     Proposal,
+    StageMachine,
     Work,
     foretell,
     propose,
 )
-from thinwire.uses.training.pipeline.choosing.site import BACKWARD, FORWARD
+from thinwire.uses.training.pipeline.choosing.pipeline_policy import BACKWARD, FORWARD
 from thinwire.uses.training.pipeline.recipes import PipelineRecipe, parse_recipe
-from thinwire.uses.training.planning.machines_file import Entry, MachinesFile, Measured
-from thinwire.uses.training.planning.speed import measure
-from thinwire.uses.training.run.config import TrainConfig
+from thinwire.uses.training.planning.machines_file import MachineEntry, MachinesFile, MachineSpeed
+from thinwire.uses.training.run.options import TrainConfig
 
 CANDIDATES = ("fp32", "bf16", "auto", "thinwire")  # the most exact first
 
@@ -41,12 +51,12 @@ class Planner:
         values = self._rows * config.seq * self._model.hidden_size
         self.work = Work(self._model.num_hidden_layers, config.microbatches, values)
 
-    def measured(self) -> Measured:
+    def measured(self) -> MachineSpeed:
         """Return what a micro-batch takes on this machine."""
         return self._here
 
     @cached_property
-    def _here(self) -> Measured:
+    def _here(self) -> MachineSpeed:
         return measure(self.config, self._model)
 
     def propose(self, file: MachinesFile, schedules: Sequence[str]) -> list[Proposal]:
@@ -71,10 +81,10 @@ class Planner:
             for name, kept in others.items()
         }
 
-    def _machines(self, file: MachinesFile) -> list[Machine]:
+    def _machines(self, file: MachinesFile) -> list[StageMachine]:
         return [self._machine(entry) for entry in file.machines]
 
-    def _machine(self, entry: Entry) -> Machine:
+    def _machine(self, entry: MachineEntry) -> StageMachine:
         found, speed = entry.measured or self._here, entry.speed or 1.0
         require(
             found.model == self.config.model,
@@ -91,7 +101,7 @@ class Planner:
         factor = self._rows * self.config.seq / found.tokens / speed
         update = found.update / speed
         head, embedding = self._matrices
-        return Machine(
+        return StageMachine(
             entry.name,
             found.layer * factor,
             found.head * factor,
@@ -123,3 +133,50 @@ def option(recipe: PipelineRecipe) -> Option:
     first = {way: s.keyframe if s.memory.mirrored else s.codec for way, s in recipe.schemes.items()}
     bits = {way: gaussian_bits(codec) for way, codec in first.items()}
     return Option(recipe.name, bits[FORWARD], bits[BACKWARD], recipe.policy)
+
+
+def measure(job: TrainConfig, config: Any) -> MachineSpeed:
+    """Time a micro-batch of ``job`` through layer, head and embedding, and a layer's optimiser step.
+
+    On the threads, in the precision and with the adapters that ``job`` would train with; medians.
+    ``config``: the model's own. Adapters leave the embedding frozen, which makes it free.
+    """
+    keep_freed()
+    rows, bf16 = job.batch // job.microbatches, pick_dtype(job.dtype)[0] == "bf16"
+    with _threads(pick_threads(job)):
+        costs = measured_costs(config, rows, job.seq, lora=job.lora, bf16=bf16)
+        embed = 0.0 if job.lora else embedding_seconds(config, rows, job.seq, bf16=bf16)
+        update = _update_seconds(config, job.lora)
+    tokens = rows * job.seq
+    return MachineSpeed(job.model, tokens, costs.layers[0], costs.head, update, embed, job.lora, job.threads)
+
+
+@contextlib.contextmanager
+def _threads(n: int) -> Iterator[None]:
+    before = torch.get_num_threads()
+    torch.set_num_threads(n)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
+
+
+def _update_seconds(config: Any, lora: int) -> float:
+    """Return the seconds of AdamW and of clipping to a norm over what is trained of one layer."""
+    from thinwire.runs.models.split import probe
+
+    stage = probe(config, range(1), last=False)
+    if lora:
+        add_adapters(stage, lora, seed=0)
+    parameters = [p for p in stage.parameters() if p.requires_grad]
+    grads = [torch.zeros_like(p) for p in parameters]
+    optimiser = torch.optim.AdamW(parameters, fused=True)
+    for p, g in zip(parameters, grads, strict=True):
+        p.grad = g
+
+    def update() -> None:
+        torch.nn.utils.get_total_norm(grads)
+        torch._foreach_mul_(grads, 1.0)
+        optimiser.step()
+
+    return median_seconds(update)

@@ -17,11 +17,17 @@ from thinwire.codecs import parse_codec
 from thinwire.links.mesh import Peer
 from thinwire.runs.ranks.telemetry import Telemetry
 from thinwire.runs.ranks.world import World
-from thinwire.uses.training.pipeline.choosing.site import BACKWARD, FORWARD, Choice, PipelinePolicy, Site
-from thinwire.uses.training.pipeline.stage import CompressedStage
-from thinwire.uses.training.run.job import Job
-from thinwire.uses.training.run.record.schema import Decision
-from thinwire.uses.training.run.step_report import StepReport
+from thinwire.uses.training.pipeline.choosing.pipeline_policy import (
+    BACKWARD,
+    FORWARD,
+    BoundarySite,
+    Choice,
+    PipelinePolicy,
+)
+from thinwire.uses.training.pipeline.compressed_stage import CompressedStage
+from thinwire.uses.training.run.record import Decision
+from thinwire.uses.training.run.stepper import StepReport
+from thinwire.uses.training.run.training_job import Job
 
 CHANGE = b"P"  # tag of a changed choice
 KEPT = 5  # steps whose compute is remembered: one that was disturbed must not move the choice
@@ -130,9 +136,9 @@ class Autopilot:
             if self._rank(d.sender) == report.rank and known:
                 d.bits = 8 * report.bytes[d.way] / report.values[d.way]
 
-    def _site(self, d: _Direction, step: int, coming: int) -> Site:
+    def _site(self, d: _Direction, step: int, coming: int) -> BoundarySite:
         config, first_pass = self._job.config, self._job.batches.steps_per_pass
-        return Site(
+        return BoundarySite(
             d.sender,
             d.receiver,
             values=config.batch * self._job.task.values,
@@ -166,7 +172,7 @@ class Autopilot:
         self._stages[said["stage"]].follow(said["way"], _read(said))
 
 
-def _decision(step: int, site: Site, choice: Choice) -> Decision:
+def _decision(step: int, site: BoundarySite, choice: Choice) -> Decision:
     boundary, way = site.name.split()
     first = "" if choice.keyframe is None else f", first visits {choice.keyframe!r}"
     return Decision(

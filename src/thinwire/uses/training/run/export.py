@@ -26,9 +26,9 @@ from thinwire.runs.models.folder import (
 )
 from thinwire.runs.ranks.telemetry import Telemetry
 from thinwire.runs.ranks.world import World
-from thinwire.uses.training.pipeline.stage import CompressedStage
-from thinwire.uses.training.run.job import Job
-from thinwire.uses.training.run.setup import Autocast
+from thinwire.uses.training.pipeline.compressed_stage import CompressedStage
+from thinwire.uses.training.run.stepper import Autocast
+from thinwire.uses.training.run.training_job import Job
 
 PIECE = 1 << 22  # bytes of a shard in one message
 MARK = ".writing"

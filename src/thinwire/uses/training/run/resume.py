@@ -25,12 +25,12 @@ from thinwire.runs.options import flag
 from thinwire.runs.records.schema import INVALID, RunRecord
 from thinwire.runs.records.writer import load_run, write_json
 from thinwire.types import InputError
-from thinwire.uses.training.pipeline.stage import CompressedStage
+from thinwire.uses.training.pipeline.compressed_stage import CompressedStage
 from thinwire.uses.training.replicas.synchroniser import Synchroniser
-from thinwire.uses.training.run.config import TrainConfig
-from thinwire.uses.training.run.fields import DEFAULT_STEPS, learning_rate
-from thinwire.uses.training.run.job import Job
-from thinwire.uses.training.run.setup import trained
+from thinwire.uses.training.run.learning_rates import learning_rate
+from thinwire.uses.training.run.options import DEFAULT_STEPS, TrainConfig
+from thinwire.uses.training.run.stepper import trained
+from thinwire.uses.training.run.training_job import Job
 
 FOLDER = "checkpoints"
 KEPT = 2  # a rank may die while it writes the newest one

@@ -1,26 +1,49 @@
-"""One rank's share of optimiser steps and evaluation passes: its stages, the schedule and the optimiser."""
+"""One rank's share of a run: stages and schedule, steps and evaluation passes, what replicas exchange.
+
+Each rank tells of a step by a report. Rank 0, which keeps the recorder, reads it a step late: nobody waits.
+"""
 
 from __future__ import annotations
 
+import hashlib
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
+from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
+from thinwire.channels.disk import open_store
 from thinwire.runs.data.loss import BatchLoss, learnt
+from thinwire.runs.machine.processor import pick_dtype
+from thinwire.runs.models.cnn import CNN, build_cnn
+from thinwire.runs.models.dropout import seed_dropout
+from thinwire.runs.models.lora import add_adapters
+from thinwire.runs.models.split import build_stage, tie
+from thinwire.runs.ranks import joining
 from thinwire.runs.ranks.telemetry import Telemetry
 from thinwire.runs.ranks.world import World
-from thinwire.types import ThinwireError, require
+from thinwire.types import InputError, ThinwireError, require
+from thinwire.uses.training.pipeline.boundary import StageTally
+from thinwire.uses.training.pipeline.compressed_stage import WAYS, CompressedStage, ScheduleEager1F1B
+from thinwire.uses.training.replicas.assembly import Adaptation, synchroniser_of
+from thinwire.uses.training.replicas.controller import PlanChange
+from thinwire.uses.training.replicas.flat_parameters import FlatParameters
+from thinwire.uses.training.replicas.networks import over_mesh
+from thinwire.uses.training.replicas.recipes import EXCHANGE
 from thinwire.uses.training.replicas.synchroniser import Synchroniser
-from thinwire.uses.training.run.config import TrainConfig
-from thinwire.uses.training.run.job import Job
-from thinwire.uses.training.run.optimiser import make_optimiser
-from thinwire.uses.training.run.replicating import build_synchroniser, exchanged
-from thinwire.uses.training.run.setup import Part, build_schedule, build_stages, trained
-from thinwire.uses.training.run.step_report import EXCHANGE, StepReport, report_of
+from thinwire.uses.training.run.learning_rates import learning_rate
+from thinwire.uses.training.run.options import TrainConfig, sgd_momentum
+from thinwire.uses.training.run.record import Decision
+from thinwire.uses.training.run.training_job import Job
+
+TAG = b"S"
+STREAMS = (*WAYS, EXCHANGE)
+REPLICAS = "replicas"  # the boundary at which their decisions are
 
 
 class Stepper:
@@ -33,7 +56,7 @@ class Stepper:
         self,
         job: Job,
         world: World,
-        parts: Mapping[int, Part],
+        parts: Mapping[int, StagePart],
         optimiser: torch.optim.Optimizer | None = None,
     ) -> None:
         self.job, self.config, self.world = job, job.config, world
@@ -161,7 +184,7 @@ class Stepper:
 
     def _set_lr(self, step: int) -> None:
         for group in self.optimiser.param_groups:
-            group["lr"] = learning_rate(self.config, step, self.job.steps)
+            group["lr"] = scheduled_rate(self.config, step, self.job.steps)
 
 
 def ran_away(config: TrainConfig, what: str, step: int, value: float) -> str:
@@ -171,10 +194,10 @@ def ran_away(config: TrainConfig, what: str, step: int, value: float) -> str:
     )
 
 
-def learning_rate(config: TrainConfig, step: int, steps: int) -> float:
+def scheduled_rate(config: TrainConfig, step: int, steps: int) -> float:
     """Return the learning rate of ``step``, counted from 1.
 
-    >>> learning_rate(TrainConfig(lr=1.0, warmup=2), 1, 10)
+    >>> scheduled_rate(TrainConfig(lr=1.0, warmup=2), 1, 10)
     0.5
     """
     peak = config.learning_rate
@@ -186,3 +209,239 @@ def learning_rate(config: TrainConfig, step: int, steps: int) -> float:
     if config.lr_schedule == "cosine":
         return peak * (1 + math.cos(math.pi * done)) / 2
     return peak
+
+
+def make_optimiser(config: TrainConfig, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
+    """Return the optimiser that a configuration asks for, over ``parameters``."""
+    rate, decay = learning_rate(config.to_dict()), config.weight_decay
+    momentum = sgd_momentum(config.optimizer)
+    if momentum is None:
+        return torch.optim.AdamW(parameters, rate, weight_decay=decay, fused=True)
+    return torch.optim.SGD(parameters, rate, momentum=momentum, weight_decay=decay, fused=True)
+
+
+@dataclass
+class StepReport:
+    """One rank's share of a step: seconds by kind, values and bytes by stream, perhaps the loss."""
+
+    rank: int
+    step: int
+    loss: float | None = None
+    compute_s: float = 0.0
+    encode_s: float = 0.0
+    decode_s: float = 0.0
+    wait_s: float = 0.0
+    exchanges: int = 0
+    seconds: float = 0.0  # of the whole step, for this rank's own record
+    ended: float = 0.0  # by this rank's clock
+    values: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STREAMS, 0))
+    bytes: dict[str, int] = field(default_factory=lambda: dict.fromkeys(STREAMS, 0))
+    links: list[dict[str, Any]] = field(default_factory=list)  # LinkMetrics
+
+    def add(self, tally: StageTally) -> None:
+        """Add what one stage did."""
+        for name in ("compute_s", "encode_s", "decode_s", "wait_s"):
+            setattr(self, name, getattr(self, name) + getattr(tally, name))
+        for way in WAYS:
+            self.values[way] += tally.values[way]
+            self.bytes[way] += tally.wire_bytes[way]
+
+    def send(self, telemetry: Telemetry) -> None:
+        """Send it to rank 0, which keeps its own."""
+        if telemetry.world.rank:
+            telemetry.send(0, TAG, asdict(self))
+
+    def of_all(self, telemetry: Telemetry) -> list[StepReport]:
+        """Return, on rank 0, every rank's report of this step."""
+        what = f"the report of step {self.step}"
+        return [self] + [StepReport(**telemetry.get(r, TAG, what)) for r in range(1, telemetry.world.size)]
+
+
+def report_of(rank: int, step: int, loss: float | None, stages: list[CompressedStage]) -> StepReport:
+    """Return this rank's report of a step and start the stages' tallies again."""
+    report = StepReport(rank, step, loss)
+    for stage in stages:
+        stage.end()
+        report.add(stage.tally.take())
+    return report
+
+
+def joined(job: Job) -> AbstractContextManager[World]:
+    """Be one of the ranks of a training run in the block."""
+    config = job.config
+    return joining.joined(config, config.layout, "--stages or --replicas", config.replicas)
+
+
+class Autocast(nn.Module):
+    """Run a stage's forward pass in bf16 autocast; its hidden states stay float32."""
+
+    def __init__(self, stage: nn.Module, enabled: bool) -> None:
+        super().__init__()
+        self.stage, self.enabled = stage, enabled
+
+    def forward(self, x: Tensor) -> Tensor:
+        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.enabled):
+            out: Tensor = self.stage(x)
+        return out
+
+
+@dataclass(frozen=True)
+class StagePart:
+    """One stage's module, and who is to be told the samples that pass through it."""
+
+    module: nn.Module
+    on_samples: Callable[[Sequence[int]], None]
+
+
+def build_parts(job: Job, world: World) -> dict[int, StagePart]:
+    """Return this rank's part of the model by stage: every ``size``-th stage, its tensors alone in memory."""
+    config, parts, pipeline = job.config, {}, world.pipeline
+    for index in range(pipeline.rank, config.stages, pipeline.size):
+        parts[index] = _build_part(job, index)
+    return parts
+
+
+def _build_part(job: Job, index: int) -> StagePart:
+    config, bf16 = job.config, pick_dtype(job.config.dtype)[0] == "bf16"
+    if config.model == CNN:
+        return StagePart(Autocast(build_cnn(job.source.config, config.seed), bf16), lambda _ids: None)
+    stage = build_stage(job.source, job.cut, index, config.seed)
+    if config.stages == 1 and job.source.config.tie_word_embeddings:  # both ends of the matrix are here
+        tie(stage)
+    if config.lora:
+        add_adapters(stage, config.lora, config.seed, config.dropout)
+    return StagePart(Autocast(stage, bf16), seed_dropout(stage, config.seed).set)
+
+
+def trained(stage: CompressedStage) -> dict[str, Tensor]:
+    """Return what a stage trains, by name in the order of layers."""
+    return {name: p for name, p in stage.submod.named_parameters() if p.requires_grad}
+
+
+def build_stages(job: Job, world: World, parts: Mapping[int, StagePart]) -> list[CompressedStage]:
+    """Return the stages that send between the ``parts`` by the job's recipe."""
+    config = job.config
+    bf16 = pick_dtype(config.dtype)[0] == "bf16"
+    task, rows = job.task, config.rows
+    hidden = torch.empty(rows, *task.hidden, device="meta")
+    given = task.inputs(task.blank(rows)).to("meta")
+    logits = torch.empty(rows, *task.logits, device="meta")
+    stages = []
+    for index, part in parts.items():
+        first, last = index == 0, index == config.stages - 1
+        stages.append(
+            CompressedStage(
+                part.module,
+                index,
+                config.stages,
+                torch.device("cpu"),
+                input_args=given if first else hidden.clone().requires_grad_(),
+                output_args=logits.to(torch.bfloat16 if bf16 else torch.float32) if last else hidden,
+                input_grads=None if first else hidden,
+                output_grads=None if last else hidden,
+                peers=world.pipeline.peers,
+                recipe=job.recipe,
+                deadline=config.deadline,
+                store=open_store(config.references),
+                overlap=config.overlap,
+                on_samples=part.on_samples,
+            )
+        )
+    return stages
+
+
+def build_schedule(job: Job, stages: list[CompressedStage], loss: Callable[[Tensor, Tensor], Tensor]) -> Any:
+    """Return the schedule over the stages; ``loss`` is of a micro-batch's logits and targets."""
+    n, name = job.config.microbatches, job.config.schedule
+    if name == "interleaved1f1b":
+        return ScheduleInterleaved1F1B(list(stages), n, loss_fn=loss)
+    known = {"eager1f1b": ScheduleEager1F1B, "1f1b": Schedule1F1B, "gpipe": ScheduleGPipe}
+    return known[name](stages[0], n, loss_fn=loss)
+
+
+def parameters(stages: Sequence[CompressedStage]) -> dict[str, Tensor]:
+    """Return what this rank trains by name, in the order of layers."""
+    return {f"{s.stage_index}.{name}": p for s in stages for name, p in trained(s).items()}
+
+
+def build_synchroniser(job: Job, world: World, stages: Sequence[CompressedStage]) -> Synchroniser:
+    """Return what keeps this rank's parameters together with those of the other replicas."""
+    recipe = job.replica_recipe
+    ranks = [peer.rank for peer in world.partners.values()]
+    network = over_mesh(world.rank, world.peers, ranks, job.config.deadline)
+    policy = recipe.policy
+    plan = None if policy is None else Adaptation(policy, job.steps)
+    return synchroniser_of(recipe.schemes[EXCHANGE], parameters(stages), network, plan)
+
+
+def exchanged(world: World) -> int:
+    """Return the bytes that this rank has sent in exchanges, all headers included."""
+    sent = [peer.meter.snapshot().sent for peer in world.partners.values()]
+    return sum(labels[EXCHANGE].nbytes for labels in sent if EXCHANGE in labels)
+
+
+def check_same_parameters(world: World, telemetry: Telemetry, stages: Sequence[CompressedStage]) -> None:
+    """Raise ``InputError`` unless all replicas train the same parameters."""
+    own = parameters(stages)
+    digests = telemetry.agree(b"R", FlatParameters(own).digest, "what it trains")
+    for rank, digest in enumerate(digests):
+        if rank % world.pipeline.size == world.pipeline.rank and digest != digests[world.rank]:
+            raise InputError(
+                f"rank {rank} trains other parameters than the {len(own)} of rank {world.rank}; "
+                "start all replicas with the same model and cut"
+            )
+
+
+def check_same_weights(
+    world: World, telemetry: Telemetry, stages: Sequence[CompressedStage], synchroniser: Synchroniser
+) -> None:
+    """Raise ``InputError`` unless all replicas start from the same bits."""
+    with synchroniser.shared():
+        same = are_equal(world, telemetry, stages)
+    if not same:
+        raise InputError(
+            "the replicas do not start from the same weights; start them all from the same model folder, "
+            "since random ones may differ between machines"
+        )
+
+
+def measure_links(world: World) -> None:
+    """Measure the idle links to the other replicas, before a plan is made by what they are."""
+    for peer in world.partners.values():
+        peer.measure()
+
+
+def are_equal(world: World, telemetry: Telemetry, stages: Sequence[CompressedStage]) -> bool:
+    """Return whether all replicas hold the same bits."""
+    digest = hashlib.blake2b(digest_size=16)
+    for p in parameters(stages).values():
+        digest.update(p.detach().contiguous().view(-1).numpy().data)
+    digests = telemetry.agree(b"H", digest.hexdigest(), "the digest of its parameters")
+    size = world.pipeline.size
+    return all(len(set(digests[place::size])) == 1 for place in range(size))
+
+
+def decision(change: PlanChange) -> Decision:
+    """Return the record's line for a change of the plan."""
+    choice = change.choice
+    return Decision(
+        step=change.step,
+        boundary=REPLICAS,
+        direction=EXCHANGE,
+        choice=describe(choice.ratio, choice.bits, choice.staleness, choice.local_steps),
+        bits=choice.bits_per_value / choice.local_steps,
+        reason=choice.reason,
+        rate_bytes_s=change.site.rate,
+        rtt_s=None if change.site.delay is None else 2 * change.site.delay,
+        ratio=choice.ratio,
+        staleness=choice.staleness,
+        local_steps=choice.local_steps,
+        predicted_s=choice.predicted,
+    )
+
+
+def describe(ratio: float | None, bits: float | None, staleness: int, local_steps: int) -> str:
+    """Say in short how replicas exchange."""
+    what = f"{ratio:.2%} of the values" if ratio is not None else f"{bits:.2g} bits" if bits else "as it is"
+    often = f"every {local_steps} steps" if local_steps > 1 else "each step"
+    return f"{what}, {often}" + (f", {staleness} late" if staleness else "")

@@ -17,12 +17,12 @@ from thinwire.runs.data.loss import next_token_loss
 from thinwire.runs.data.task import Task
 from thinwire.uses.training.pipeline.choosing.replay import operations
 from thinwire.uses.training.pipeline.recipes import PipelineRecipe
-from thinwire.uses.training.run.config import TrainConfig
-from thinwire.uses.training.run.setup import Part
+from thinwire.uses.training.run.options import TrainConfig
+from thinwire.uses.training.run.stepper import StagePart
 
 
 def warm_up(
-    parts: Mapping[int, Part],
+    parts: Mapping[int, StagePart],
     optimiser: torch.optim.Optimizer,
     config: TrainConfig,
     task: Task,
@@ -45,7 +45,9 @@ def warm_up(
             _code(scheme, torch.randn(config.rows, *task.hidden))
 
 
-def _pass(parts: Mapping[int, Part], config: TrainConfig, task: Task, working: Callable[[], None]) -> None:
+def _pass(
+    parts: Mapping[int, StagePart], config: TrainConfig, task: Task, working: Callable[[], None]
+) -> None:
     ranks = sorted({index % config.processes for index in parts})
     stages = [stage for rank in ranks for stage in _held(config, rank)]
     ahead = []
@@ -75,7 +77,7 @@ def _held(config: TrainConfig, rank: int) -> list[int]:
     return most
 
 
-def _forward(part: Part, index: int, config: TrainConfig, task: Task) -> Tensor:
+def _forward(part: StagePart, index: int, config: TrainConfig, task: Task) -> Tensor:
     rows = config.rows
     block = task.blank(rows)
     x = task.inputs(block) if index == 0 else torch.zeros(rows, *task.hidden, requires_grad=True)

@@ -8,8 +8,8 @@ from functools import partial
 
 from thinwire.choosing.policy import Rung
 from thinwire.types import InputError, require
+from thinwire.uses.training.pipeline.choosing.pipeline_policy import BoundarySite, Choice
 from thinwire.uses.training.pipeline.choosing.replay import Hop, Pipeline, Stage, step_seconds
-from thinwire.uses.training.pipeline.choosing.site import Choice, Site
 
 FORWARD_SHARE = 1 / 3  # of a stage's compute: a backward pass does two products for each of the forward's
 LEAST = 0.05  # bits a value: headers remain
@@ -34,7 +34,7 @@ class HideBehindCompute:
 
     >>> from thinwire.choosing.policy import BF16, EXACT
     >>> policy = HideBehindCompute((BF16, EXACT), (BF16, EXACT))
-    >>> site = Site(0, 1, values=10**6, messages=4, rate=1e6, rtt=0.06, sender_s=1.0, receiver_s=1.0)
+    >>> site = BoundarySite(0, 1, values=10**6, messages=4, rate=1e6, rtt=0.06, sender_s=1.0, receiver_s=1.0)
     >>> policy.choose([site])[0].reason
     '60 ms and 1.00 MB/s: the floor of 16.0 bits; 32.0 bits would add 79 % to the step'
     """
@@ -54,7 +54,7 @@ class HideBehindCompute:
             value = getattr(self, name)
             require(0 <= value < 1, InputError, f"{name}={value} is not a share from 0 to below 1")
 
-    def choose(self, sites: Sequence[Site]) -> list[Choice]:
+    def choose(self, sites: Sequence[BoundarySite]) -> list[Choice]:
         """Return a choice for each site of one pipeline; all of its sites are weighed together."""
         view = _View(self, tuple(sites))
         levels, streaks = self._decide(view) if view.is_timed else (view.current, view.unknown)
@@ -64,7 +64,7 @@ class HideBehindCompute:
         """Return this policy for a pipeline that runs by ``schedule``."""
         return replace(self, schedule=schedule)
 
-    def ladder(self, site: Site) -> tuple[Rung, ...]:
+    def ladder(self, site: BoundarySite) -> tuple[Rung, ...]:
         """Return the rungs of a site, the floor first."""
         return self.forward if site.is_forward else self.backward
 
@@ -100,7 +100,7 @@ class _View:
     """The sites of one decision, and the step that their rungs would make."""
 
     policy: HideBehindCompute
-    sites: tuple[Site, ...]
+    sites: tuple[BoundarySite, ...]
     pace: float = 1.0  # of the measured rates
 
     @property
@@ -160,7 +160,7 @@ class _View:
             )
         )
 
-    def _with(self, levels: Levels) -> Iterable[tuple[int, tuple[Site, int]]]:
+    def _with(self, levels: Levels) -> Iterable[tuple[int, tuple[BoundarySite, int]]]:
         return enumerate(zip(self.sites, levels, strict=True))
 
     def _hop(self, k: int, level: int) -> Hop:
@@ -195,7 +195,7 @@ class _View:
         alone = self.seconds((*levels[:k], 0, *levels[k + 1 :])) * (1 + self.policy.tolerance)
         return self.seconds(levels) <= min(limit, alone)
 
-    def is_held(self, site: Site) -> bool:
+    def is_held(self, site: BoundarySite) -> bool:
         return site.rate is None or (site.age or 0.0) > self.policy.max_age
 
     def reason(self, levels: Levels, k: int, streak: int) -> str:
@@ -216,7 +216,7 @@ class _View:
         finer = f"{self.bits(k, level + 1):.1f} bits would add {self._added(levels, k, level + 1)}"
         return f"{link}: {said}{'; ' if not level else ', '}{finer}{'' if level else ' to the step'}{wait}"
 
-    def _unknown(self, site: Site) -> str:
+    def _unknown(self, site: BoundarySite) -> str:
         if not self.is_timed:
             what = "no step was timed yet"
         elif site.rate is None:

@@ -14,7 +14,7 @@ from thinwire.runs.records.progress import megabytes
 from thinwire.runs.records.runs import Run, over, unequal
 from thinwire.runs.records.schema import INVALID
 from thinwire.runs.report.terminal import terminal_table
-from thinwire.uses.training.run.record.schema import TrainRecord
+from thinwire.uses.training.run.record import TrainRecord
 
 if TYPE_CHECKING:
     from rich.table import Table

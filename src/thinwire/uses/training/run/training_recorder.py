@@ -20,8 +20,7 @@ from thinwire.runs.records.schema import (
 from thinwire.runs.records.tensorboard import EventLog, remove_events
 from thinwire.runs.records.writer import RUN, RunWriter
 from thinwire.uses.training.run.export import SAVING, remove_models, saving_bytes
-from thinwire.uses.training.run.job import Job
-from thinwire.uses.training.run.record.schema import (
+from thinwire.uses.training.run.record import (
     PARTS,
     BoundaryBytes,
     Decision,
@@ -33,13 +32,14 @@ from thinwire.uses.training.run.record.schema import (
     TrainRecord,
 )
 from thinwire.uses.training.run.resume import bytes_saving, doubts, inherited
-from thinwire.uses.training.run.step_report import EXCHANGE, STREAMS, WAYS, StepReport
+from thinwire.uses.training.run.stepper import EXCHANGE, STREAMS, WAYS, StepReport
+from thinwire.uses.training.run.training_job import Job
 
 LABELS = (*STREAMS, "control", "evaluation")
 SHARES = tuple(f"{part}_s" for part in PARTS)
 
 
-class Recorder:
+class TrainRecorder:
     """Keep rank 0's record; on other ranks only count what this rank sent."""
 
     def __init__(self, job: Job, world: World) -> None:

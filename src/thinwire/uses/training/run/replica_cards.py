@@ -1,17 +1,33 @@
-"""How soon runs of replicas came to a loss: the measure of this field."""
+"""The page of runs of replicas: how soon each came to a loss, what it sent, what was planned."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import html
+from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import TYPE_CHECKING
 
 from thinwire.runs.records.progress import megabytes
 from thinwire.runs.records.runs import Run
-from thinwire.uses.training.run.record.schema import TrainRecord
-from thinwire.uses.training.run.record.summary import (
+from thinwire.runs.report.cards import card, dot, grid, legend, memory, run_legend, table
+from thinwire.runs.report.drawing import PARTS, Points, by_run, lines
+from thinwire.uses.training.run.cards import (
+    bandwidth,
+    changed,
+    drawn,
+    figure,
+    folds,
+    loss_by_step,
+    setting,
+    step_time,
+    warnings,
+)
+from thinwire.uses.training.run.record import Decision, TrainRecord
+from thinwire.uses.training.run.summary import (
     DASH,
     Row,
+    Runs,
     baseline_of,
     fixed,
     named,
@@ -23,12 +39,87 @@ from thinwire.uses.training.run.record.summary import (
 if TYPE_CHECKING:
     from rich.table import Table
 
-Runs = Sequence[Run[TrainRecord]]
+
+__all__ = ["cards", "folds", "headline", "setting", "summary_table", "warnings"]
+
+Value = Callable[["LossPoint"], float]
 Evaluated = tuple[int, float | None, float | None, float | None]  # step, seconds, loss, accuracy
+Planned = Callable[[Decision], float | None]
+PLANS: dict[str, tuple[str, Planned]] = {
+    "staleness": ("steps late", lambda d: d.staleness),
+    "local_steps": ("steps from one exchange to the next", lambda d: d.local_steps),
+    "bits": ("bits a value and step, as planned", lambda d: d.bits),
+}
+
+
+def cards(runs: Runs) -> list[str]:
+    """Return the cards, in order."""
+    timed = drawn(runs, lambda run: run.valid)
+    followed = drawn(timed, changed)
+    parts = legend([(dot(f"--p{i}", box=True), name) for i, name in enumerate(PARTS)])
+    shown = [
+        figure("Held-out loss against time", "What a recipe wins on this link.", _by_seconds, timed),
+        figure("Held-out loss against bytes sent", "The same, by traffic.", _by_bytes, runs),
+        figure("Training loss against steps", "What compression costs in progress.", loss_by_step, runs),
+        figure("Where a step's time goes", "", step_time, timed, parts),
+        figure("The link over time", "Rate as the senders estimated it.", bandwidth, followed),
+        *(figure(_title(name), "As decided.", _plan(name), followed) for name in PLANS),
+        memory(runs),
+    ]
+    return [_table(runs), run_legend(runs), grid(shown)]
+
+
+def _title(name: str) -> str:
+    text = PLANS[name][0]
+    return text[0].upper() + text[1:]
+
+
+def _table(runs: Runs) -> str:
+    base = baseline_of(runs)
+    return card(
+        "The figures",
+        "Bytes of a step are those of all replicas, control traffic included. Than bf16: against an "
+        "all-reduce of bf16 gradients at each step, without headers. The loss to come to is the end of "
+        f"{html.escape(base.label)}. Losses are by evaluations without compression, before → after.",
+        table(COLUMNS, cells(runs)),
+    )
+
+
+def _by_seconds(runs: Runs) -> str:
+    return _losses(runs, "replica-seconds", "seconds of training", lambda p: p.seconds)
+
+
+def _by_bytes(runs: Runs) -> str:
+    return _losses(runs, "replica-bytes", "megabytes sent (logarithmic)", lambda p: p.sent / 1e6, "x")
+
+
+def _losses(runs: Runs, name: str, x: str, of: Value, log: str = "") -> str:
+    curves = by_run(runs, lambda run: [[(of(p), p.loss) for p in points(run) if not log or p.sent > 0]])
+    return lines(name, f"Held-out loss against {x}, one curve a recipe", curves, x, "held-out loss", log)
+
+
+def _plan(name: str) -> Callable[[Runs], str]:
+    label, value = PLANS[name]
+
+    def draw(runs: Runs) -> str:
+        held = by_run(runs, lambda run: [_held(run, value)])
+        title, log = f"{label} against seconds of training", "y" if name == "bits" else ""
+        return lines(f"plan-{name}", title, held, "seconds of training", label, log, "steps-post")
+
+    return draw
+
+
+def _held(run: Run[TrainRecord], value: Planned) -> Points:
+    """Return when each decision was made, in seconds, and what it said; the last one holds to the end."""
+    times = [0.0, *accumulate(m.seconds for m in run.metrics)]
+    said = [
+        (times[min(d.step, len(times) - 1)], v) for d in run.record.decisions if (v := value(d)) is not None
+    ]
+    return [*said, (times[-1], said[-1][1])] if said else []
 
 
 @dataclass(frozen=True)
-class Point:
+class LossPoint:
     """An evaluation of a run: after how many steps, seconds and bytes, and its held-out loss."""
 
     step: int
@@ -38,7 +129,7 @@ class Point:
     accuracy: float | None
 
 
-def points(run: Run[TrainRecord]) -> list[Point]:
+def points(run: Run[TrainRecord]) -> list[LossPoint]:
     """Return the evaluations of a run in order, those without a loss or a time left out."""
     loss, steps = run.record.loss, int(run.record.totals["steps"])
     last = (steps, run.record.totals["seconds"], loss.eval_final, loss.accuracy_final)
@@ -48,13 +139,13 @@ def points(run: Run[TrainRecord]) -> list[Point]:
     for metrics in run.metrics:
         sent.append(sent[-1] + sum(metrics.bytes.values()))
     return [
-        Point(step, seconds, sent[min(step, len(sent) - 1)], heldout, accuracy)
+        LossPoint(step, seconds, sent[min(step, len(sent) - 1)], heldout, accuracy)
         for step, seconds, heldout, accuracy in (*rows, last)
         if heldout is not None and seconds is not None
     ]
 
 
-def reached(run: Run[TrainRecord], target: float | None) -> Point | None:
+def reached(run: Run[TrainRecord], target: float | None) -> LossPoint | None:
     """Return the first evaluation at or under the ``target``; ``None`` where there is none."""
     return next((p for p in points(run) if target is not None and p.loss <= target), None)
 

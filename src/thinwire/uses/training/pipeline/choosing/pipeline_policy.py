@@ -13,13 +13,13 @@ FORWARD, BACKWARD = "forward", "backward"  # the roles of a pipeline's recipes
 
 
 @dataclass(frozen=True)
-class Site:
+class BoundarySite:
     """One direction of a stage boundary: what crosses it in a step, and what was measured there.
 
     ``None`` stands for what nobody has measured yet. ``rung`` and ``streak`` are what the last choice said,
     so that a policy needs no memory of its own.
 
-    >>> Site(sender=1, receiver=0, values=1 << 18, messages=4).name
+    >>> BoundarySite(sender=1, receiver=0, values=1 << 18, messages=4).name
     '0-1 backward'
     """
 
@@ -64,7 +64,7 @@ class Choice:
     direct: bool = False  # past any memory: plain values, no reference moves
     rung: int = 0
     bits: float = 32.0  # a value, expected
-    streak: int = 0  # to be handed back with the next Site
+    streak: int = 0  # to be handed back with the next site
     why: Callable[[], str] = field(default=str, compare=False, repr=False)
 
     @property
@@ -73,7 +73,7 @@ class Choice:
         return self.why()
 
 
-class PipelinePolicy(Policy[Site, Choice], Protocol):
+class PipelinePolicy(Policy[BoundarySite, Choice], Protocol):
     """A policy that knows by which schedule the pipeline runs. The sites of one call are one pipeline's."""
 
     def under(self, schedule: str) -> PipelinePolicy:

@@ -22,8 +22,7 @@ from thinwire.runs.terminal.options import is_leader, with_config
 from thinwire.runs.terminal.output import tell
 from thinwire.types import InputError, ThinwireError
 from thinwire.uses.kinds import finish, load_run, load_runs
-from thinwire.uses.training.run.config import TrainConfig
-from thinwire.uses.training.run.fields import EVALUATION
+from thinwire.uses.training.run.options import EVALUATION, TrainConfig
 
 Recipes = Annotated[
     list[str],
@@ -130,7 +129,7 @@ def _run_each(
     configs: list[TrainConfig], out: Path, leading: bool, reach: int | None
 ) -> list[dict[str, Any]]:
     """Run every configuration and return the records of the runs, none where another rank leads."""
-    from thinwire.uses.training.run.launch import launch
+    from thinwire.uses.training.run.training_launch import launch
 
     records: list[dict[str, Any]] = []
     if leading and not _goes_on(configs):

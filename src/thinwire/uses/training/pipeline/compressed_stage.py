@@ -31,13 +31,13 @@ from thinwire.uses.training.pipeline.boundary import (
     Incoming,
     Neighbour,
     Outgoing,
-    Tally,
-    Timed,
+    SecondsIn,
+    StageTally,
     announce,
     announced,
     slots,
 )
-from thinwire.uses.training.pipeline.choosing.site import BACKWARD, FORWARD, Choice
+from thinwire.uses.training.pipeline.choosing.pipeline_policy import BACKWARD, FORWARD, Choice
 
 WAYS = (FORWARD, BACKWARD)
 VOTE = struct.Struct("<ccH")  # b"V", direction, destination stage; body: whether all stages so far are static
@@ -91,7 +91,7 @@ class CompressedStage(PipelineStage):
         super().__init__(submodule, stage_index, num_stages, device, *args, **kwargs)
         self._check_neighbours(peers)
         self._on_samples = on_samples
-        self.tally = Tally()
+        self.tally = StageTally()
         self._peers, self._deadline = peers, deadline
         schemes = recipe.schemes
         self._out = {
@@ -147,12 +147,12 @@ class CompressedStage(PipelineStage):
         self._land(FORWARD, fwd_chunk_id)
         if self._on_samples is not None and self.has_backward:
             self._on_samples(self._ids.get(fwd_chunk_id, ()))
-        with Timed(self.tally, "compute_s"):
+        with SecondsIn(self.tally, "compute_s"):
             return super().forward_one_chunk(fwd_chunk_id, *args, **kwargs)
 
     def backward_one_chunk(self, bwd_chunk_id: int, *args: Any, **kwargs: Any) -> Any:
         self._land(BACKWARD, bwd_chunk_id)
-        with Timed(self.tally, "compute_s"):
+        with SecondsIn(self.tally, "compute_s"):
             return super().backward_one_chunk(bwd_chunk_id, *args, **kwargs)
 
     # -- sending and receiving ------------------------------------------------------------------------------

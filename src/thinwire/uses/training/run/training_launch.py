@@ -16,11 +16,11 @@ from thinwire.runs.records.holding import holding
 from thinwire.runs.records.schema import status_of
 from thinwire.runs.records.writer import METRICS, RUN, load_run, read_metrics, write_json
 from thinwire.types import InputError, MeasurementError, ThinwireError
-from thinwire.uses.training.run.config import TrainConfig
-from thinwire.uses.training.run.job import Job, prepare
-from thinwire.uses.training.run.record.schema import StepMetrics, TrainRecord
+from thinwire.uses.training.run.options import TrainConfig
+from thinwire.uses.training.run.record import StepMetrics, TrainRecord
+from thinwire.uses.training.run.training_job import Job, prepare
 
-PROGRAM = "thinwire.uses.training.run.run:run_rank"
+PROGRAM = "thinwire.uses.training.run.training_rank:run_rank"
 
 
 def launch(config: TrainConfig) -> Path:
@@ -40,7 +40,7 @@ def launch(config: TrainConfig) -> Path:
 
 def _run_one(config: TrainConfig) -> None:
     """Run this process's rank, which somebody else started; the record is rank 0's."""
-    from thinwire.uses.training.run.run import run_rank
+    from thinwire.uses.training.run.training_rank import run_rank
 
     with ExitStack() as stack:
         if os.environ["RANK"] == "0":

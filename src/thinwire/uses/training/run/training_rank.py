@@ -1,4 +1,4 @@
-"""One rank of a fine-tuning run: the loop, from the first evaluation to the saved model."""
+"""One rank of a training run: the loop, from the cut and the first evaluation to the saved model."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ import dataclasses
 import math
 import time
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ from torch import Tensor
 
 from thinwire.runs.emulator.lift import lifted, rewind
 from thinwire.runs.machine.heap import keep_freed
-from thinwire.runs.machine.processor import pick_threads
+from thinwire.runs.machine.processor import pick_dtype, pick_threads
+from thinwire.runs.models.cuts import LayerCosts, cut_for, measured_costs, ranges, stage_costs
 from thinwire.runs.ranks.joining import check_options
 from thinwire.runs.ranks.telemetry import Telemetry
 from thinwire.runs.ranks.world import World
@@ -27,15 +28,23 @@ from thinwire.uses.training.pipeline import boundary
 from thinwire.uses.training.replicas.transport import ReplicaNotFinite
 from thinwire.uses.training.run import resume
 from thinwire.uses.training.run.autopilot import Autopilot
-from thinwire.uses.training.run.config import TrainConfig
 from thinwire.uses.training.run.export import export_model
-from thinwire.uses.training.run.job import Job, prepare
-from thinwire.uses.training.run.measured_cut import agree_cut
-from thinwire.uses.training.run.recorder import Recorder
-from thinwire.uses.training.run.replicating import are_equal, check_alike, check_same, decision, measure_links
-from thinwire.uses.training.run.setup import build_parts, joined
-from thinwire.uses.training.run.step_report import StepReport
-from thinwire.uses.training.run.stepper import Stepper, learning_rate, ran_away
+from thinwire.uses.training.run.options import MEASURED, TrainConfig
+from thinwire.uses.training.run.stepper import (
+    Stepper,
+    StepReport,
+    are_equal,
+    build_parts,
+    check_same_parameters,
+    check_same_weights,
+    decision,
+    joined,
+    measure_links,
+    ran_away,
+    scheduled_rate,
+)
+from thinwire.uses.training.run.training_job import Job, prepare
+from thinwire.uses.training.run.training_recorder import TrainRecorder
 from thinwire.uses.training.run.warmup import warm_up
 
 LATENESS = 0.1  # of the link's delay: mean lateness of its messages above which a run is no measurement
@@ -59,7 +68,7 @@ def run_rank(config: TrainConfig, trial: bool = False) -> None:
 
 
 def _with_recorder(job: Job, world: World) -> None:
-    recorder = Recorder(job, world)
+    recorder = TrainRecorder(job, world)
     try:
         run = TrainingRank(job, world, recorder)
         try:
@@ -110,7 +119,7 @@ def _agree_resume(job: Job, world: World) -> Job:
 class TrainingRank:
     """The loop of one rank over steps and evaluations, and what surrounds it."""
 
-    def __init__(self, job: Job, world: World, recorder: Recorder) -> None:
+    def __init__(self, job: Job, world: World, recorder: TrainRecorder) -> None:
         self.job, self.world, self.recorder = job, world, recorder
         self.config = job.config
         recorder.phase("loading the model")
@@ -119,7 +128,7 @@ class TrainingRank:
         self.stepper = Stepper(job, world, self._parts)
         self.stages, self.synchroniser = self.stepper.stages, self.stepper.synchroniser
         if self.synchroniser is not None:
-            check_alike(world, self.telemetry, self.stages)
+            check_same_parameters(world, self.telemetry, self.stages)
         self.checkpoints = resume.Checkpoints(
             job, world.rank, self.stages, self.stepper.optimiser, self.synchroniser
         )
@@ -139,7 +148,7 @@ class TrainingRank:
         warm_up(self._parts, self.stepper.optimiser, self.config, task, self.job.recipe, working)
         self._take_bearings(done)
         if self.synchroniser is not None:
-            check_same(self.world, self.telemetry, self.stages, self.synchroniser)
+            check_same_weights(self.world, self.telemetry, self.stages, self.synchroniser)
             if self.job.replica_recipe.policy is not None:
                 measure_links(self.world)
         self.telemetry.agree(b"go", 0, "the start of training")
@@ -256,7 +265,7 @@ class TrainingRank:
     def _book(self, report: StepReport, coming: int) -> None:
         """Book a step. Errors: ``ThinwireError`` for a loss that is not finite."""
         reports = report.of_all(self.telemetry)
-        loss = self.recorder.step(reports, learning_rate(self.config, report.step, self.job.steps))
+        loss = self.recorder.step(reports, scheduled_rate(self.config, report.step, self.job.steps))
         if not math.isfinite(loss):
             raise ThinwireError(ran_away(self.config, "loss", report.step, loss))
         if self.autopilot:
@@ -369,3 +378,54 @@ def _means(sums: list[tuple[float, int, int]]) -> tuple[float | None, float | No
     """Return the mean loss and the share that was right, from sums of both over so many targets."""
     loss, count, right = (sum(column) for column in zip(*sums, strict=True))
     return (loss / count, right / count) if count else (None, None)
+
+
+def agree_cut(job: Job, world: World) -> Job:
+    """Return the job cut by the machines' speeds where it asks for that, with a note of what was measured.
+
+    All ranks time at once, because those on one machine share its cores in the run too. A resumed run keeps
+    the cut of its checkpoints. Errors: ``LinkError`` naming a rank that does not answer.
+    """
+    if job.config.cut != MEASURED:
+        return job
+    telemetry = Telemetry(world, job.config.deadline)
+    sizes = telemetry.spread(b"J", _kept(job, world), "the cut of the checkpoints")
+    if sizes is not None:
+        note = f"cut {_text(sizes)}, as measured when the run was started"
+        return _with(job, ranges(sizes), note)
+    telemetry.agree(b"T", 0, "the model to be timed")
+    own = _measure(job, telemetry.working)
+    found = telemetry.agree(b"T", [own.layers, own.head], "the times of its layers")
+    ranks = [LayerCosts(tuple(layers), head) for layers, head in found]
+    # As the stages are dealt out: every so many to a rank. All replicas have the cut of the first.
+    size = world.pipeline.size
+    machines = [ranks[k % size] for k in range(job.config.stages)]
+    cut = cut_for(machines, size)
+    return _with(job, cut, _note(cut, machines, size))
+
+
+def _kept(job: Job, world: World) -> list[int] | None:
+    return resume.saved_cut(Path(job.config.out), 0) if job.config.resume and world.rank == 0 else None
+
+
+def _measure(job: Job, working: Callable[[], None]) -> LayerCosts:
+    config = job.config
+    rows, bf16 = config.rows, pick_dtype(config.dtype)[0] == "bf16"
+    return measured_costs(job.source.config, rows, config.seq, lora=config.lora, bf16=bf16, working=working)
+
+
+def _with(job: Job, cut: list[range], note: str) -> Job:
+    return dataclasses.replace(job, cut=cut, notes=(*job.notes, note))
+
+
+def _note(cut: Sequence[range], machines: Sequence[LayerCosts], ranks: int) -> str:
+    seconds = [stage_costs(costs, cut)[k] for k, costs in enumerate(machines)]
+    stages = ", ".join(f"{1e3 * s:.1f} ms in stage {k} on rank {k % ranks}" for k, s in enumerate(seconds))
+    whole = [1e3 * (sum(costs.layers) + costs.head) for costs in machines[:ranks]]
+    alone = ", ".join(f"{ms:.1f} ms on rank {r}" for r, ms in enumerate(whole))
+    sizes = _text([len(part) for part in cut])
+    return f"cut {sizes} as measured: a micro-batch takes {stages}; the whole model would take {alone}"
+
+
+def _text(sizes: Sequence[int]) -> str:
+    return ",".join(map(str, sizes))

@@ -29,8 +29,7 @@ from thinwire.runs.ranks.joining import in_process_shape
 from thinwire.types import InputError, require
 from thinwire.uses.training.pipeline.recipes import PipelineRecipe, parse_recipe
 from thinwire.uses.training.replicas.recipes import ReplicaRecipe, parse_replica_recipe
-from thinwire.uses.training.run.checks import MEASURED
-from thinwire.uses.training.run.config import TrainConfig
+from thinwire.uses.training.run.options import MEASURED, TrainConfig
 
 
 @dataclass(frozen=True)

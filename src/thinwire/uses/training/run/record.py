@@ -9,8 +9,8 @@ from thinwire.links.shape import LinkShape
 from thinwire.runs.options import Options
 from thinwire.runs.records.schema import LinkMetrics, RunRecord, UnitMetrics, about
 from thinwire.types import InputError
-from thinwire.uses.training.run.config import TrainConfig
-from thinwire.uses.training.run.fields import learning_rate
+from thinwire.uses.training.run.learning_rates import learning_rate
+from thinwire.uses.training.run.options import TrainConfig
 
 PARTS = ("compute", "encode", "decode", "wait")  # of a step, as ranks time them
 

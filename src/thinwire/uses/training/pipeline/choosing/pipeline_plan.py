@@ -9,6 +9,7 @@ from itertools import permutations
 
 from thinwire.types import InputError, require
 from thinwire.uses.training.pipeline.choosing.hide import FORWARD_SHARE
+from thinwire.uses.training.pipeline.choosing.pipeline_policy import BoundarySite, PipelinePolicy
 from thinwire.uses.training.pipeline.choosing.replay import (
     Hop,
     Pipeline,
@@ -17,7 +18,6 @@ from thinwire.uses.training.pipeline.choosing.replay import (
     uncrowded_seconds,
     without_links,
 )
-from thinwire.uses.training.pipeline.choosing.site import PipelinePolicy, Site
 
 MAX_MACHINES = 4  # every order of more would take too long to try
 WORTH = 0.04  # of the fastest step: what a more exact recipe may cost more
@@ -27,7 +27,7 @@ Cut = tuple[int, ...]  # layers of each stage
 
 
 @dataclass(frozen=True)
-class Machine:
+class StageMachine:
     """A machine by what the parts of the model take on it, in seconds of one micro-batch."""
 
     name: str
@@ -101,7 +101,7 @@ Ways = Mapping[tuple[str, str], Way]
 
 
 def propose(
-    machines: Sequence[Machine],
+    machines: Sequence[StageMachine],
     ways: Ways,
     work: Work,
     options: Sequence[Option],
@@ -114,7 +114,7 @@ def propose(
     that needs least memory, though whether a stage fits is not looked at. Errors: ``InputError`` for a
     missing link, and for more machines than layers or than four.
 
-    >>> ab = [Machine("a", 0.01), Machine("b", 0.03)]
+    >>> ab = [StageMachine("a", 0.01), StageMachine("b", 0.03)]
     >>> link = {("a", "b"): Way(1e6, 0.01), ("b", "a"): Way(1e6, 0.01)}
     >>> propose(ab, link, Work(12, 8, 1000), [Option("fp32", 32, 32)])[0].cut
     (10, 2)
@@ -128,7 +128,7 @@ def propose(
 
 
 def foretell(
-    machines: Sequence[Machine],
+    machines: Sequence[StageMachine],
     ways: Ways,
     work: Work,
     options: Sequence[Option],
@@ -137,7 +137,7 @@ def foretell(
 ) -> list[Proposal]:
     """Return the step of each option, the proposed one first: ``propose`` with order, cut and schedule given.
 
-    >>> ab = [Machine("a", 0.01), Machine("b", 0.01)]
+    >>> ab = [StageMachine("a", 0.01), StageMachine("b", 0.01)]
     >>> free = {("a", "b"): Way(), ("b", "a"): Way()}
     >>> foretell(ab, free, Work(12, 8, 1000), [Option("fp32", 32, 32)], (9, 3), "1f1b")[0].cut
     (9, 3)
@@ -162,7 +162,7 @@ def _first(proposals: Sequence[Proposal], worth: float) -> Proposal:
     return next(p for p in proposals if p.seconds <= fastest * (1 + worth))
 
 
-def _check(machines: Sequence[Machine], ways: Ways, work: Work) -> None:
+def _check(machines: Sequence[StageMachine], ways: Ways, work: Work) -> None:
     n, names = len(machines), [m.name for m in machines]
     require(2 <= n <= MAX_MACHINES, InputError, f"{n} machines; a pipeline takes 2 to {MAX_MACHINES}")
     require(len(set(names)) == n, InputError, f"two machines of one name in {', '.join(names)}; rename one")
@@ -175,8 +175,10 @@ def _check(machines: Sequence[Machine], ways: Ways, work: Work) -> None:
         require(pair in ways, InputError, f"no link from {pair[0]} to {pair[1]}; add it")
 
 
-def _best(machines: Sequence[Machine], ways: Ways, work: Work, option: Option, schedule: str) -> Proposal:
-    def seconds(order: Sequence[Machine], cut: Cut) -> float:
+def _best(
+    machines: Sequence[StageMachine], ways: Ways, work: Work, option: Option, schedule: str
+) -> Proposal:
+    def seconds(order: Sequence[StageMachine], cut: Cut) -> float:
         bits = [(option.forward, option.backward)] * (len(cut) - 1)
         return step_seconds(pipeline_of(order, ways, work, cut, bits, schedule))
 
@@ -194,7 +196,7 @@ def _best(machines: Sequence[Machine], ways: Ways, work: Work, option: Option, s
     return _proposal(order, ways, work, cut, option, schedule)
 
 
-def _even(order: Sequence[Machine], work: Work) -> Cut:
+def _even(order: Sequence[StageMachine], work: Work) -> Cut:
     """Return the cut whose slowest stage is fastest: each layer in turn to the stage that it fills least."""
     cut = [1] * len(order)
     for _ in range(work.layers - len(order)):
@@ -213,7 +215,7 @@ def _neighbours(cut: Cut) -> Iterator[Cut]:
 
 
 def pipeline_of(
-    order: Sequence[Machine],
+    order: Sequence[StageMachine],
     ways: Ways,
     work: Work,
     cut: Cut,
@@ -222,7 +224,7 @@ def pipeline_of(
 ) -> Pipeline:
     """Return the pipeline of these machines; ``bits`` a value forward and backward at each boundary."""
 
-    def hop(a: Machine, b: Machine, width: float) -> Hop:
+    def hop(a: StageMachine, b: StageMachine, width: float) -> Hop:
         way = ways[a.name, b.name]
         return Hop.over(work.values * width / 8, way.rate, way.delay, way.restarts)
 
@@ -232,7 +234,7 @@ def pipeline_of(
     return Pipeline(tuple(_stages(order, cut)), forward, backward, work.microbatches, schedule)
 
 
-def _stages(order: Sequence[Machine], cut: Sequence[int]) -> Iterator[Stage]:
+def _stages(order: Sequence[StageMachine], cut: Sequence[int]) -> Iterator[Stage]:
     for machine, layers in zip(order, cut, strict=True):
         first, last = machine is order[0], machine is order[-1]
         seconds = machine.layer * layers + machine.embed * first + machine.head * last
@@ -241,7 +243,7 @@ def _stages(order: Sequence[Machine], cut: Sequence[int]) -> Iterator[Stage]:
 
 
 def _proposal(
-    order: Sequence[Machine], ways: Ways, work: Work, cut: Cut, option: Option, schedule: str
+    order: Sequence[StageMachine], ways: Ways, work: Work, cut: Cut, option: Option, schedule: str
 ) -> Proposal:
     bits = [(option.forward, option.backward)] * (len(order) - 1)
     if option.policy is not None:
@@ -260,7 +262,7 @@ def _proposal(
 
 
 def _planned(
-    order: Sequence[Machine], ways: Ways, work: Work, cut: Cut, policy: PipelinePolicy, schedule: str
+    order: Sequence[StageMachine], ways: Ways, work: Work, cut: Cut, policy: PipelinePolicy, schedule: str
 ) -> list[tuple[float, float]]:
     """Return the bits that a policy settles on while all samples are first visits."""
     m = work.microbatches
@@ -270,12 +272,14 @@ def _planned(
         for a, b in ((k, k + 1), (k + 1, k)):
             way = ways[order[a].name, order[b].name]
             known = way.rate or math.inf, 2 * way.delay, 0.0, compute[a], compute[b], way.restarts
-            sites.append(Site(a, b, work.values * m, m, *known, fresh=1.0, rung=0, streak=SETTLED))
+            sites.append(BoundarySite(a, b, work.values * m, m, *known, fresh=1.0, rung=0, streak=SETTLED))
     chosen = policy.under(schedule).choose(sites)
     return [(there.bits, back.bits) for there, back in zip(chosen[::2], chosen[1::2], strict=True)]
 
 
-def _legs(order: Sequence[Machine], pipeline: Pipeline, bits: Sequence[tuple[float, float]]) -> Iterator[Leg]:
+def _legs(
+    order: Sequence[StageMachine], pipeline: Pipeline, bits: Sequence[tuple[float, float]]
+) -> Iterator[Leg]:
     whole = step_seconds(pipeline)
     for k, widths in enumerate(bits):
         for back, width in zip((False, True), widths, strict=True):

@@ -1,1 +1,0 @@
-"""What training runs leave beside the envelope of every run: losses, decisions, the page that shows them."""
