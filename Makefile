@@ -92,7 +92,7 @@ bench-experts: setup  ## Experts spread over ranks, by every schedule (three hou
 	$(BIN)/python -m bench.pictures.experts
 
 bench-garment-distance: setup  ## How far the models' garments are from real ones (twenty minutes; needs THINWIRE_DATA)
-	$(BIN)/python -m bench.pictures.garment_distance
+	$(BIN)/python -m bench.pictures.garments distance
 
 bench-federated: setup  ## Every federated method over slow, unequal links (two hours; goes on where it stopped; needs THINWIRE_DATA)
 	$(BIN)/python -m bench.federated.methods
@@ -116,7 +116,7 @@ train-flux-fashion-moe: setup  ## The weights of flux-fashion-moe (ten minutes; 
 	$(BIN)/python -m bench.pictures.flux_fashion_moe
 
 train-classifier: setup  ## The classifier of flux-fashion's garments, and what it recognises (five minutes; needs THINWIRE_DATA)
-	$(BIN)/python -m bench.pictures.garments
+	$(BIN)/python -m bench.pictures.garments train
 
 bench-emulator: setup  ## What iperf3 and ping find across emulated links (ten minutes; goes on where it stopped; needs both)
 	$(BIN)/python -m bench.ground.emulator

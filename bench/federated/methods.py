@@ -12,8 +12,7 @@ Groups of cells:
 - ``gamma``: thresholds that follow the step size, and Top-k at equal traffic;
 - ``skew100``, ``skew1000``: shares by amounts of data, and the same for all.
 
-``python -m bench.federated.methods [GROUP] [METHOD] [seed=N]`` runs the cells alone whose names hold these
-words; ``--list`` prints their names.
+``python -m bench.federated.methods [GROUP] [METHOD] [seed=N]``: the cells that have these words.
 """
 
 from __future__ import annotations

@@ -10,6 +10,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Iterable
+from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -84,19 +85,15 @@ def steps(words: Iterable[str]) -> int:
     return LONG if FASTEST in words else STEPS
 
 
+@dataclass(frozen=True)
 class Cell:
     """A publisher on rank 0 and followers on rank 1 of an emulated network: processes of ``module``."""
 
-    def __init__(
-        self,
-        link: str,
-        place: Path,
-        orders: dict[str, Any],
-        control: str,
-        module: str = "bench.following.worker",
-    ) -> None:
-        self._link, self._place, self._orders, self._control = link, place, orders, control
-        self._module = module
+    link: str
+    place: Path
+    orders: dict[str, Any]
+    control: str
+    module: str = "bench.following.worker"
 
     def run(self) -> dict[str, Any]:
         """Measure, again where the machine was late; what is late to the end is kept as invalid."""
@@ -112,22 +109,22 @@ class Cell:
         raise MeasurementError("no attempt was made")
 
     def _once(self) -> dict[str, Any]:
-        ready, done = self._place / "ready", self._place / "done"
+        ready, done = self.place / "ready", self.place / "done"
         for sign in (ready, done):
             sign.unlink(missing_ok=True)
         token = secrets.token_hex(16)
-        control, kept = CONTROLS[1] if self._control == KEPT else self._control, self._control == KEPT
-        with Emulation([Profile.parse(self._link)] * 2, control) as net:
+        control, kept = CONTROLS[1] if self.control == KEPT else self.control, self.control == KEPT
+        with Emulation([Profile.parse(self.link)] * 2, control) as net:
             net.check()
             for rank in range(2) if kept else ():
                 _keep_windows(net, rank)
-            common = self._orders | {"host": net.address(0), "token": token, "ready": str(ready),
+            common = self.orders | {"host": net.address(0), "token": token, "ready": str(ready),
                                      "done": str(done)}  # fmt: skip
             ranks = []
             for rank, kind in enumerate(("publish", "follow")):
-                out = self._place / f"{kind}.json"
+                out = self.place / f"{kind}.json"
                 env = os.environ | {"THINWIRE_BENCH": json.dumps(common | {"out": str(out)})}
-                ranks.append(net.popen(rank, [sys.executable, "-m", self._module, kind], env))
+                ranks.append(net.popen(rank, [sys.executable, "-m", self.module, kind], env))
             end, first = time.monotonic() + LIMIT, None
             while any(p.poll() is None for p in ranks) and time.monotonic() < end:
                 if first is None and ready.exists():
@@ -140,7 +137,7 @@ class Cell:
             if any(codes) or None in codes:
                 raise MeasurementError(f"publisher and followers ended with {codes}")
             about = net.describe() | {"first_uplink_bytes": first, "uplink_bytes": _uplink(net)}
-        said = {k: json.loads((self._place / f"{k}.json").read_text()) for k in ("publish", "follow")}
+        said = {k: json.loads((self.place / f"{k}.json").read_text()) for k in ("publish", "follow")}
         keep = ("profiles", "congestion", "valid", "lateness", "lateness_limit", "cpu_share", "load",
                 "first_uplink_bytes", "uplink_bytes")  # fmt: skip
         return {"network": {k: about[k] for k in keep}, **said}

@@ -14,10 +14,10 @@ import torch
 
 from bench.gpu import kernels, two_stages
 from bench.ground.codecs import machine
+from bench.study.cells import RESULTS
 from bench.training.links import FIXED
 from thinwire.runs.records.writer import write_json
 
-RESULTS = Path(__file__).parents[1] / "results" / "gpu.json"
 SHAPES = ((1, 1024, 1024), (1, 1024, 1600))  # the boundary of GPT-2 medium and XL
 LINKS = ("none", "1gbit", "500mbit", "300mbit", "100mbit")
 RECIPES = FIXED  # those of the table of links; auto needs a whole run around it
@@ -43,7 +43,7 @@ def main() -> None:
     if not args.smoke and not torch.cuda.is_available():
         raise SystemExit("bench.gpu.run needs a CUDA GPU, and torch sees none; --smoke tries it on the CPU")
     device = torch.device("cpu" if args.smoke else "cuda")
-    out = args.out or (None if args.smoke else RESULTS)
+    out = args.out or (None if args.smoke else RESULTS / "gpu.json")
     name = "cpu, smoke run" if args.smoke else torch.cuda.get_device_name()
     record: dict[str, Any] = {"machine": machine(), "device": name, "kernels": [], "two_stages": []}
     shapes, large = (((1, 16, 32),), 1 << 16) if args.smoke else (SHAPES, kernels.LARGE)

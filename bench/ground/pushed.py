@@ -56,6 +56,11 @@ def apart(inner: Codec) -> Codec:
     return Sink(ChannelMean(inner))
 
 
+def change(inner: Codec, first: Codec) -> Scheme:
+    """Return the scheme that sends the change since the last visit, and first visits apart."""
+    return Scheme(inner, Delta(), first, INT8)
+
+
 FIRST, OLD = apart(steps(0.65)), apart(groups(4))
 
 
@@ -65,21 +70,17 @@ def forward_schemes() -> dict[str, Scheme]:
         name: parse_recipe(name).schemes["forward"] for name in ("thinwire-groups", "thinwire", "tahquant")
     }
     for clip in (1.0, 0.8, 0.6, 0.4):
-        found[f"delta: groups, 2 bits, clip {clip}"] = Scheme(groups(2, clip), Delta(), OLD, INT8)
+        found[f"delta: groups, 2 bits, clip {clip}"] = change(groups(2, clip), OLD)
     for bits in (1, 3):
-        found[f"delta: groups, {bits} bits, clip 0.8"] = Scheme(groups(bits, 0.8), Delta(), OLD, INT8)
+        found[f"delta: groups, {bits} bits, clip 0.8"] = change(groups(bits, 0.8), OLD)
     for group in (64, 128):
-        found[f"delta: groups of {group}, 2 bits"] = Scheme(groups(2, 0.6, group=group), Delta(), OLD, INT8)
-    found["delta: groups, 2 bits, bfloat16 scales"] = Scheme(
-        groups(2, 0.6, scales="bfloat16"), Delta(), OLD, INT8
-    )
+        found[f"delta: groups of {group}, 2 bits"] = change(groups(2, 0.6, group=group), OLD)
+    found["delta: groups, 2 bits, bfloat16 scales"] = change(groups(2, 0.6, scales="bfloat16"), OLD)
     for offset in (0.5, 0.4, 0.35):
         for step in (1.5, 2.0, 2.5):
-            found[f"delta: step {step} of its own, offset {offset}"] = Scheme(
-                steps(step, offset), Delta(), OLD, INT8
-            )
+            found[f"delta: step {step} of its own, offset {offset}"] = change(steps(step, offset), OLD)
     for step in (0.2, 0.3, 0.4, 0.5, 0.7):
-        found[f"delta: step {step} of the tensor"] = Scheme(steps(step, unit="tensor"), Delta(), FIRST, INT8)
+        found[f"delta: step {step} of the tensor"] = change(steps(step, unit="tensor"), FIRST)
     for step in (0.5, 0.65, 1.0):
         found[f"first visit: step {step}, sink and mean apart"] = Scheme(apart(steps(step)))
     found["first visit: step 0.65, mean not apart"] = Scheme(Sink(steps(0.65)))
@@ -92,18 +93,16 @@ def backward_schemes() -> dict[str, Scheme]:
     for bits in (2, 3):
         for rounding in ("nearest", "stochastic"):
             found[f"direct: groups, {bits} bits, {rounding}"] = Scheme(groups(bits, rounding=rounding))
-        found[f"delta: groups, {bits} bits"] = Scheme(groups(bits, 0.8), Delta(), groups(3, 0.8), INT8)
+        found[f"delta: groups, {bits} bits"] = change(groups(bits, 0.8), groups(3, 0.8))
     for offset in (0.5, 0.4):
         for step in (0.8, 1.0, 1.2):
             found[f"direct: step {step}, offset {offset}"] = Scheme(steps(step, offset))
     for level in (3, 9, 19):
         found[f"direct: step 1.0, Zstandard level {level}"] = Scheme(steps(1.0, level=level))
     for step in (1.5, 2.0):
-        found[f"delta: step {step} of its own"] = Scheme(steps(step), Delta(), steps(1.0), INT8)
+        found[f"delta: step {step} of its own"] = change(steps(step), steps(1.0))
     for step in (0.7, 1.0, 1.3):
-        found[f"delta: step {step} of the tensor"] = Scheme(
-            steps(step, unit="tensor"), Delta(), steps(step), INT8
-        )
+        found[f"delta: step {step} of the tensor"] = change(steps(step, unit="tensor"), steps(step))
     return found
 
 

@@ -9,8 +9,7 @@ its test text. The bytes are those of the whole file, entropy-coded by the same 
 - ``rounded``, ``rows``, ``ours``: steps by one slope without feedback; with it and steps a row; and a column.
 
 Ours has further budgets: its curve says what it takes at each rival's perplexity, and where the model breaks.
-``python -m bench.models.packed [WAY] [BITS]`` runs the cells
-alone whose names hold these words; ``--list`` prints their names. Needs THINWIRE_DATA.
+``python -m bench.models.packed [WAY] [BITS]``: the cells that have these words. Needs THINWIRE_DATA.
 """
 
 from __future__ import annotations

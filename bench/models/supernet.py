@@ -7,9 +7,9 @@ linear programme over how much the loss rises with each layer alone at each pair
 one slope for all layers. Norms are recalibrated for each. Searches see images to train on alone; those held
 out are counted once a configuration.
 
-A cell's network is kept in the cache folder, so a search that was
-stopped needs no training again. ``python -m bench.models.supernet [GROUP] [VARIANT] [seed=N]`` runs the cells
-alone whose names hold these words; ``--list`` prints their names. Needs THINWIRE_DATA.
+A cell's network is kept in the cache folder, so a search that was stopped needs no training again.
+``python -m bench.models.supernet [GROUP] [VARIANT] [seed=N]``: the cells that have these words. Needs
+THINWIRE_DATA.
 """
 
 from __future__ import annotations

@@ -10,8 +10,7 @@ Groups of ways:
 - ``coding``: what residuals, orders and warm-ups are worth: pictures only;
 - ``guided``: two forward passes a step; ``several``: two pictures.
 
-``python -m bench.pictures.diffusion [GROUP] [LINK] [seed=N]`` runs the cells alone whose names hold these
-words; ``--list`` prints their names.
+``python -m bench.pictures.diffusion [GROUP] [LINK] [seed=N]``: the cells that have these words.
 """
 
 from __future__ import annotations
@@ -103,20 +102,16 @@ def cells() -> Iterator[Cell]:
 
 def measure(cell: Cell) -> dict[str, Any]:
     """Run a cell; return the figures of each way by its label."""
-    group, emulate = GROUPS[cell.group], cell.link != UNLIMITED
-    recipes = shlex.join(group.ways.values())
+    group = GROUPS[cell.group]
+    options = {"link": LINKS[cell.link], "emulate": cell.link != UNLIMITED, "seed": cell.seed}
+    return {"ways": generated(group.ways, **options, **group.options)}
+
+
+def generated(ways: dict[str, str], **options: Any) -> dict[str, Any]:
+    """Run ``thinwire generate``, all ways in turn; return the figures of each by its label."""
     with tempfile.TemporaryDirectory() as out:
-        config = PicturesConfig(
-            recipes=recipes,
-            link=LINKS[cell.link],
-            emulate=emulate,
-            seed=cell.seed,
-            out=out,
-            quiet=True,
-            **group.options,
-        )
-        records = [load_run(folder).to_dict() for folder in launch(config)]
-    return {"ways": {label: figures(r) for label, r in zip(group.ways, records, strict=True)}}
+        folders = launch(PicturesConfig(recipes=shlex.join(ways.values()), out=out, quiet=True, **options))
+        return {label: figures(load_run(f).to_dict()) for label, f in zip(ways, folders, strict=True)}
 
 
 def figures(record: dict[str, Any]) -> dict[str, Any]:

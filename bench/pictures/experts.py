@@ -7,17 +7,14 @@ A cell is kept until a recipe in it changes, or the weights of the model or of t
 - ``parts``: the same for each part of DICE left out or done otherwise, with residuals and without;
 - ``distance``: 2,048 pictures of a way, and how far they are from real garments; three sets.
 
-``python -m bench.pictures.experts [GROUP] [LINK] [WAY] [seed=N]`` runs the cells alone whose names hold these
-words; ``--list`` prints their names.
+``python -m bench.pictures.experts [GROUP] [LINK] [WAY] [seed=N]``: the cells that have these words.
 """
 
 from __future__ import annotations
 
 import copy
 import hashlib
-import shlex
 import sys
-import tempfile
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -31,16 +28,13 @@ import torch.distributed as dist
 from torch import Tensor, nn
 
 import thinwire
-from bench.pictures.diffusion import figures
-from bench.pictures.garment_distance import APART, MANY, classes, reals, told
+from bench.pictures.diffusion import generated
+from bench.pictures.garments import APART, MANY, classes, reals, told
 from bench.study.cells import Kept, run_study, words_of
 from thinwire.links import Peer, connect_mesh
-from thinwire.uses.kinds import load_run
 from thinwire.uses.pictures.expert_parallel.recipes import parse_experts_recipe
 from thinwire.uses.pictures.run import classifier, flux_fashion_moe
 from thinwire.uses.pictures.run.flux_fashion_moe import NAME, load
-from thinwire.uses.pictures.run.generation import launch
-from thinwire.uses.pictures.run.options import PicturesConfig
 from thinwire.uses.pictures.run.recording import averaged, quality
 from thinwire.uses.pictures.run.sheets import sample_each
 
@@ -130,22 +124,9 @@ def stale(cell: Cell, found: dict[str, Any]) -> bool:
 
 def timed(cell: Cell) -> dict[str, dict[str, Any]]:
     """Make a batch in all ways of a cell, over its emulated link; return what it took."""
-    with tempfile.TemporaryDirectory() as out:
-        config = PicturesConfig(
-            recipes=shlex.join(cell.ways),
-            model=NAME,
-            sheet="1x1",
-            pictures=BATCH,
-            steps=STEPS,
-            link=LINKS[cell.link],
-            emulate=True,
-            ranks=GROUPS[cell.group].ranks,
-            seed=cell.seed * APART,
-            out=out,
-            quiet=True,
-        )
-        records = [load_run(folder).to_dict() for folder in launch(config)]
-    found = {way: figures(record) for way, record in zip(cell.ways, records, strict=True)}
+    options = {"model": NAME, "sheet": "1x1", "pictures": BATCH, "steps": STEPS, "emulate": True}
+    place = {"link": LINKS[cell.link], "ranks": GROUPS[cell.group].ranks, "seed": cell.seed * APART}
+    found = generated({way: way for way in cell.ways}, **options, **place)
     for one in found.values():
         one["nbytes"], one["psnr_db"] = one["bytes"]["total"], one["quality"]["psnr_db"]
     return found

@@ -4,8 +4,7 @@ A cell is one level of the scene PLAYBOT, as it is (``sog``) or with the steps o
 (``float``), in every format in turn. Pictures are compared with those of the same scene, by four cameras
 between those that say what is important. Ours comes at the PSNR that each rival has, and at five budgets.
 
-``python -m bench.scenes.formats [LEVEL] [FORM]`` runs the cells alone whose names hold these words;
-``--list`` prints their names. It needs THINWIRE_DATA.
+``python -m bench.scenes.formats [LEVEL] [FORM]``: the cells that have these words. It needs THINWIRE_DATA.
 
 "PLAYBOT" by Stephane Agullo (https://sa3d.fr), https://superspl.at/view?id=ee6d8bc4, CC-BY-4.0.
 """

@@ -11,8 +11,7 @@ Kinds of cells:
   to the target there is a *product*: the steps that it took over the unlimited link, times these steps' mean.
 
 Networks are emulated. Each cell is a file of its own, kept for good. ``python -m bench.training.replicas
-[JOB] [LINK] [RECIPE] [KIND]`` runs the cells alone whose names hold these words; ``--list`` prints their
-names.
+[JOB] [LINK] [RECIPE] [KIND]``: the cells that have these words.
 """
 
 from __future__ import annotations
