@@ -18,6 +18,7 @@ from thinwire.collectives import MeshExchange
 from thinwire.collectives.framing import words_of
 from thinwire.links.mesh import Peer
 from thinwire.types import LinkError, PayloadError
+from thinwire.uses.pictures.diffusers_names.interfaces import Given
 from thinwire.uses.pictures.weight_checksums import WatchedWeights, bytes_of
 
 STREAMS = 16  # of one generation
@@ -76,6 +77,49 @@ class StepCounter:
         self._fresh, self._place = False, 0
         for kept in (self._shapes, self._numbers, self._calls):
             kept.clear()
+
+
+class CountedCalls:
+    """The calls of a model over several ranks: what all modes that exchange something have in common."""
+
+    _ended = True  # whether the last call has
+    _interrupted = False  # whether the one before it had not
+
+    def __init__(self, inquiry: Inquiry) -> None:
+        self.clock, self._inquiry = StepCounter(), inquiry
+        self._call, self._inputs = ModelCall(0, 0, True), 0
+
+    def watch(self, weights: WatchedWeights) -> None:
+        """Compare these weights with the other ranks' in each call."""
+        self._inquiry.watch(weights)
+
+    def reset(self) -> None:
+        """Let the next call of the model begin a generation."""
+        self.clock.reset()
+
+    def fail(self, cause: BaseException) -> None:
+        """Tell the peers at once that a call of the model has failed."""
+        with suppress(LinkError):
+            self._abandon(cause)
+
+    def _begin(self, given: Given, shapes: Hashable) -> None:
+        """Count a call of the model, and begin a generation where it does."""
+        self._interrupted, self._ended = not self._ended, False
+        if self._interrupted:  # an error: the ranks may be at different exchanges of the call before
+            self._abandon()
+            self.clock.reset()
+        self._call = self.clock.call(given.stream, time_of(given.inputs), shapes)
+        if self._call.begins:
+            self._forget()
+        given.check()
+
+    def _abandon(self, cause: BaseException | None = None) -> None:
+        """Tell whoever waits for more of this call that no more comes."""
+        raise NotImplementedError
+
+    def _forget(self) -> None:
+        """Begin a generation without references."""
+        raise NotImplementedError
 
 
 _WAIT = 5.0  # seconds for a cause that the error can do without

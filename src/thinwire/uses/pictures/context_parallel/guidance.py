@@ -23,13 +23,12 @@ from thinwire.uses.pictures.diffusers_names.hooks import intercepted
 from thinwire.uses.pictures.diffusers_names.interfaces import Given
 from thinwire.uses.pictures.diffusers_names.plans import SplitPlan
 from thinwire.uses.pictures.messages import CheckedExchange, Key, Posted, SentValues, TensorKind
-from thinwire.uses.pictures.model_calls import ModelCall, StepCounter, shapes_of, time_of
-from thinwire.uses.pictures.weight_checksums import WatchedWeights
+from thinwire.uses.pictures.model_calls import CountedCalls, ModelCall, shapes_of
 
 Outputs = Sequence[Tensor]
 
 
-class GuidanceParallel:
+class GuidanceParallel(CountedCalls):
     """The outputs of one model, of which this rank computes every other one; a ``WholeForward``."""
 
     def __init__(
@@ -38,35 +37,25 @@ class GuidanceParallel:
         n = len(exchange.ranks)
         text = f"mode guidance is for 2 ranks, one for each forward pass of a step, not for {n}; start 2"
         require(n == 2, InputError, f"{text}, or use mode batch")
-        self.clock, self._exchange, self._coding = StepCounter(), CheckedExchange(exchange, deadline), output
+        self._exchange, self._coding = CheckedExchange(exchange, deadline), output
+        super().__init__(self._exchange.inquiry)
         self.tally = self._exchange.tally
         self._ranks, self._rank = exchange.ranks, exchange.rank
         self._outputs: dict[Hashable, tuple[Any, Outputs]] = {}  # how those of a stream look
-        self._ended = True
         self._forget()
 
     def attached(self, model: nn.Module, plan: SplitPlan | None = None) -> AbstractContextManager[None]:
         """Let the calls of ``model`` exchange inside the block."""
         return intercepted(model, self)
 
-    def watch(self, weights: WatchedWeights) -> None:
-        """Compare these weights with the other rank's in each call."""
-        self._exchange.inquiry.watch(weights)
-
     def run(self, given: Given, compute: Callable[[], Any]) -> Any:
         """Return the model's output for these inputs, by ``compute`` or from the other rank."""
         inputs = given.inputs
-        if not self._ended:
-            self._abandon()
-            self.clock.reset()
-        self._ended = False
-        call = self.clock.call(given.stream, time_of(inputs), shapes_of(inputs))
-        if call.begins:
-            self._forget()
-        given.check()
+        self._begin(given, shapes_of(inputs))
         self._await()
+        call = self._call
         look = call.stream, shapes_of(inputs)
-        check = self._exchange.inquiry.note(self.clock.generation, inputs)
+        check = self._inquiry.note(self.clock.generation, inputs)
         mine = self._ranks[call.stream % 2] == self._rank
         made = compute() if mine or look not in self._outputs else None
         if made is not None:
@@ -76,15 +65,6 @@ class GuidanceParallel:
         self.tally.calls += 1
         self._ended = True
         return tree_unflatten(list(found), form)
-
-    def fail(self, cause: BaseException) -> None:
-        """Tell the peer at once that a call of the model has failed."""
-        with suppress(LinkError):
-            self._abandon(cause)
-
-    def reset(self) -> None:
-        """Let the next call of the model begin a generation."""
-        self.clock.reset()
 
     def leave(self, cause: BaseException | None = None) -> None:
         """Tell the peer not to wait for this rank any more."""

@@ -34,8 +34,7 @@ from thinwire.uses.pictures.messages import (
     TensorKind,
     check,
 )
-from thinwire.uses.pictures.model_calls import Inquiry, ModelCall, StepCounter, shapes_of, time_of
-from thinwire.uses.pictures.weight_checksums import WatchedWeights
+from thinwire.uses.pictures.model_calls import CountedCalls, Inquiry, shapes_of
 
 _GENERATION, _CALL = 32, 16  # bits of a message's step below its generation, and below its call
 _OUTPUTS = 1 << 15  # the first slot of outputs
@@ -43,21 +42,21 @@ MOST_PATCHES = 1024
 _GRACE = 0.1  # of the deadline: how much later a rank gives up for each that the awaited one waits for itself
 
 
-class PipeFusion:
+class PipeFusion(CountedCalls):
     """The passes of one model whose blocks are divided; a ``WholeForward``."""
 
     def __init__(
         self, exchange: MeshExchange, attention: Coding, output: Coding, division: Division, deadline: float
     ) -> None:
-        self.tally, self.clock = ExchangeTally(), StepCounter()
+        super().__init__(Inquiry(exchange, deadline))
+        self.tally = ExchangeTally()
         self._exchange, self._deadline, self._patches = exchange, deadline, division.patches
         self._rank, self._ranks = exchange.rank, exchange.ranks
         self._place = self._ranks.index(self._rank)
         self._last = self._place == len(self._ranks) - 1
         self._repairs = Repairs(exchange, deadline, due=division.patches)
-        self._inquiry, self._codings = Inquiry(exchange, deadline), (attention, output)
+        self._codings = attention, output
         self._warmup = max(1, attention.warmup)
-        self._calls, self._inputs, self._ended = 0, 0, True
         self._forget()
 
     def attached(self, model: nn.Module, plan: SplitPlan | None = None) -> AbstractContextManager[None]:
@@ -66,41 +65,21 @@ class PipeFusion:
         self._own = cut(self._model.blocks, len(self._ranks))[self._place]
         return piped(model, self, self)  # type: ignore[arg-type]  # of a session it attends alone
 
-    def reset(self) -> None:
-        """Let the next call of the model begin a generation."""
-        self.clock.reset()
-
-    def watch(self, weights: WatchedWeights) -> None:
-        """Compare these weights with the other ranks' in each call."""
-        self._inquiry.watch(weights)
-
-    def fail(self, cause: BaseException) -> None:
-        """Tell the others at once that a call of the model has failed."""
-        with suppress(LinkError):
-            self._abandon(RankMessage.stop(cause))
-
     def leave(self, cause: BaseException | None = None) -> None:
         """Tell the others not to wait for this rank, in this picture and at the beginning of the next."""
         self._repairs.leave()
         with suppress(LinkError):
-            self._abandon(RankMessage.stop(cause))
+            self._abandon(cause)
             self._stop(self.clock.generation + 1 << _GENERATION, RankMessage.stop(cause))
 
     def run(self, given: Given, compute: Callable[[], Any]) -> Any:
         """Return the model's output for these inputs, the same bits on all ranks."""
         inputs = given.inputs
-        if not self._ended:  # an error or an interrupt: the ranks may be at different patches of that call
-            self._abandon(RankMessage.stop())
-            self.clock.reset()
-        self._ended = False
-        call = self.clock.call(given.stream, time_of(inputs), shapes_of(inputs))
-        if call.begins:
-            self._forget()
-        given.check()
-        self._call, self._inputs = call, self._inquiry.note(self.clock.generation, inputs)
+        self._begin(given, shapes_of(inputs))
+        self._inputs = self._inquiry.note(self.clock.generation, inputs)
         embedded = self._model.embed(inputs)
         rows = self._cut(embedded.picture.shape[1])
-        if call.step < self._warmup:
+        if self._call.step < self._warmup:
             self._pass_whole(embedded, rows)
         else:
             for m, part in enumerate(rows):
@@ -227,14 +206,15 @@ class PipeFusion:
             return message
         except LinkError as e:
             with suppress(LinkError):
-                self._abandon(RankMessage.stop(e, cause))
+                self._abandon(e, cause)
             others = [str(r) for r in before if r != self._rank]
             if others and cause == rank and self._exchange.peers[rank].mailbox.error is None:
                 raise LinkError(f"{e}; it waits in turn for rank {' and '.join(others)}") from e
             raise
 
-    def _abandon(self, stop: RankMessage) -> None:
-        """Tell those who wait for more of this picture that no more comes."""
+    def _abandon(self, cause: BaseException | None = None, waited: int | None = None) -> None:
+        """Tell those who wait for more of this picture that no more comes, and for whom this rank waited."""
+        stop = RankMessage.stop(cause, waited)
         for call in (self._calls, self._calls + 1):
             self._stop((self.clock.generation << _GENERATION) + (call << _CALL), stop)
 
@@ -261,5 +241,4 @@ class PipeFusion:
     def _slot(self, kind: TensorKind, m: int) -> int:
         return m if kind == TensorKind.HIDDEN else _OUTPUTS + m
 
-    _call = ModelCall(0, 0, True)
     _rows, _block, _heard = slice(0, 0), 0, False  # of the block that runs

@@ -7,7 +7,7 @@ latents are the same bits on all ranks.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import combinations
 
@@ -15,15 +15,14 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.collectives import MeshExchange
-from thinwire.types import InputError, LinkError, require
+from thinwire.types import InputError, require
 from thinwire.uses.pictures.coding import Coding, Endpoints, Shape, pack_mask, unpack_mask
 from thinwire.uses.pictures.context_parallel.modes import Division
 from thinwire.uses.pictures.diffusers_names.hooks import attached
 from thinwire.uses.pictures.diffusers_names.interfaces import Attention, Given, Stock
 from thinwire.uses.pictures.diffusers_names.plans import SplitPlan
 from thinwire.uses.pictures.messages import CheckedExchange, Key, Packets, Posted, SentValues, TensorKind
-from thinwire.uses.pictures.model_calls import ModelCall, StepCounter, shapes_of, time_of
-from thinwire.uses.pictures.weight_checksums import WatchedWeights
+from thinwire.uses.pictures.model_calls import CountedCalls, shapes_of
 
 Kinds = tuple[TensorKind, ...]
 
@@ -41,41 +40,29 @@ class SentShare:
     shapes: Mapping[int, list[Shape]]
 
 
-class ContextParallel:
+class ContextParallel(CountedCalls):
     """The exchanges of one model, but for those of attention; a ``ShardedForward``."""
 
     def __init__(
         self, exchange: MeshExchange, attention: Coding, output: Coding, division: Division, deadline: float
     ) -> None:
-        self.clock, self._exchange = StepCounter(), CheckedExchange(exchange, deadline)
+        self._exchange = CheckedExchange(exchange, deadline)
+        super().__init__(self._exchange.inquiry)
         self.tally = self._exchange.tally
         self._rank, self._ranks = exchange.rank, exchange.ranks
         self._shares = TokenShares(self._ranks.index(self._rank), len(self._ranks))
         self._codings = attention, output
-        self._call, self._inputs = ModelCall(0, 0, True), 0
         self._layer = 0  # exchanges of this call so far
-        self._ended = True
         self._forget()
 
     def attached(self, model: nn.Module, plan: SplitPlan | None = None) -> AbstractContextManager[None]:
         """Let the calls of ``model`` exchange inside the block."""
         return attached(model, self, plan)
 
-    def watch(self, weights: WatchedWeights) -> None:
-        """Compare these weights with the other ranks' in each call."""
-        self._exchange.inquiry.watch(weights)
-
     def begin(self, given: Given) -> None:
         """Begin a call of the model, with the whole inputs."""
-        inputs = given.inputs
-        if not self._ended:  # an error or an interrupt: the ranks may be at different exchanges of that call
-            self._exchange.abandon()
-            self.clock.reset()
-        self._call, self._ended = self.clock.call(given.stream, time_of(inputs), shapes_of(inputs)), False
-        if self._call.begins:
-            self._forget()
-        given.check()
-        self._inputs, self._layer = self._exchange.inquiry.note(self.clock.generation, inputs), 0
+        self._begin(given, shapes_of(given.inputs))
+        self._inputs, self._layer = self._inquiry.note(self.clock.generation, given.inputs), 0
         self._shares.clear()
 
     def cut(self, name: str, x: Tensor, dim: int, of: Sequence[str] = ()) -> Tensor:
@@ -107,26 +94,19 @@ class ContextParallel:
         whole = torch.cat([p.reshape(-1, *moved.shape[1:]) for p in parts])
         return whole.to(x.dtype).movedim(0, dim)
 
-    def fail(self, cause: BaseException) -> None:
-        """Tell the peers at once that a call of the model has failed."""
-        with suppress(LinkError):
-            self._exchange.abandon(cause)
-
     def end(self) -> None:
         """End a call of the model."""
         self.tally.calls += 1
         self._ended = True
 
-    def reset(self) -> None:
-        """Let the next call of the model begin a generation."""
-        self.clock.reset()
-
     def leave(self, cause: BaseException | None = None) -> None:
         """Tell the peers not to wait for this rank any more."""
         self._exchange.leave(cause)
 
+    def _abandon(self, cause: BaseException | None = None) -> None:
+        self._exchange.abandon(cause)
+
     def _forget(self) -> None:
-        """Begin a generation without references."""
         attention, output = (Endpoints(coding, self._ranks) for coding in self._codings)
         self._ends = {TensorKind.KEYS: attention, TensorKind.OUTPUT: output}
         self._exchange.begin(self.clock.generation)

@@ -28,7 +28,7 @@ from thinwire.uses.pictures.diffusers_names.hooks import intercepted
 from thinwire.uses.pictures.diffusers_names.interfaces import ExpertLayer, Given
 from thinwire.uses.pictures.expert_parallel.dispatch import OTHER_TOKENS, ExpertExchange, LayerTurn
 from thinwire.uses.pictures.messages import CheckedExchange, Key, TensorKind
-from thinwire.uses.pictures.model_calls import ModelCall, StepCounter, time_of
+from thinwire.uses.pictures.model_calls import CountedCalls, time_of
 from thinwire.uses.pictures.weight_checksums import WatchedWeights, weights_checksum
 
 ONE, BATCH = "one", "batch"  # without exchange: every rank computes everything, or pictures of its own
@@ -124,7 +124,7 @@ def _checksums(experts: Routed) -> dict[str, str]:
 _UNDECODED, _NOW = {SYNC: 0, INTERWEAVED: 4, DISPLACED: 8}, 4
 
 
-class ExpertParallel:
+class ExpertParallel(CountedCalls):
     """The experts of one model, spread over ranks, each of which makes pictures of its own."""
 
     def __init__(
@@ -136,32 +136,25 @@ class ExpertParallel:
         layers: Sequence[ExpertLayer],
         deadline: float,
     ) -> None:
-        self.clock, self._schedule, self._layers = StepCounter(), schedule, len(layers)
+        self._schedule, self._layers = schedule, len(layers)
         check_choices(layers, schedule)
         due = _UNDECODED[schedule.mode] * len(layers) + _NOW
         self._exchange = CheckedExchange(exchange, deadline, due, "schedule of times")
+        super().__init__(self._exchange.inquiry)
         self.tally = self._exchange.tally
         self._owned = {layer.experts: owners.of(layer.experts) for layer in layers}
         self._experts = ExpertExchange(self._exchange, codings)
         self._rank = exchange.rank
-        self._call, self._inputs, self._heard = ModelCall(0, 0, True), 0, 0
-        self._ended = True
+        self._heard = 0  # layers that have exchanged something
         self._slots: dict[Place, SlotOutputs] = {}
         self._uncomputed: deque[LayerTurn] = deque()
         self._awaited: dict[Place, deque[tuple[LayerTurn, Tensor, Tensor]]] = defaultdict(deque)
 
     def run(self, given: Given, compute: Callable[[], Any]) -> Any:
         """Return what the model makes of this rank's pictures: ``compute()``."""
-        whole = self._ended
-        if not whole:  # an error or an interrupt: the ranks may be at different layers of that call
-            self._abandon()
-            self.clock.reset()
-        time = time_of(given.inputs)
-        self._call, self._ended = self.clock.call(given.stream, time, ()), False
-        if self._call.begins:
-            self._forget(whole)
-        given.check()
-        self._inputs = self._exchange.inquiry.note(self.clock.generation, {"time": time or 0.0})
+        self._begin(given, ())
+        alike = {"time": time_of(given.inputs) or 0.0}
+        self._inputs = self._inquiry.note(self.clock.generation, alike)
         before = self._heard
         made = compute()
         text = "no layer of experts has exchanged anything in this call; call the model's eval() first"
@@ -169,19 +162,6 @@ class ExpertParallel:
         self.tally.calls += 1
         self._ended = True
         return made
-
-    def reset(self) -> None:
-        """Let the next call of the model begin a generation."""
-        self.clock.reset()
-
-    def watch(self, weights: WatchedWeights) -> None:
-        """Compare these weights with the other ranks' in each call."""
-        self._exchange.inquiry.watch(weights)
-
-    def fail(self, cause: BaseException) -> None:
-        """Tell the peers at once that a call of the model has failed."""
-        with suppress(LinkError):
-            self._abandon(cause)
 
     def leave(self, cause: BaseException | None = None) -> None:
         """Tell the peers not to wait for this rank any more, and why if it is an error."""
@@ -274,9 +254,8 @@ class ExpertParallel:
         own[self._owned[layer.experts][self._rank]] = True
         return own[chosen]
 
-    def _forget(self, whole: bool) -> None:
-        """Begin a generation; ``whole``: the one before it ended as it should."""
-        self._drop(whole)
+    def _forget(self) -> None:
+        self._drop(not self._interrupted)
         self._experts.forget()
         self._exchange.begin(self.clock.generation)
 
