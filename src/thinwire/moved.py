@@ -73,6 +73,7 @@ PLACES = {
     "exchange.base": "collectives.exchange",
     "exchange.gather": "collectives.exchange",
     "exchange.group": "collectives.exchange",
+    "exchange.posts": "collectives.exchange",
     "links.base": "links.link",
     "links.greeting": "links.security",
     "links.hub.clock": "links.hub.spoke",

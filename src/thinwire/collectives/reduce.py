@@ -15,7 +15,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.collectives.posts import Posts
+from thinwire.collectives.exchange import Posts
 from thinwire.links.inbox import renewed
 from thinwire.links.mesh import Peer
 from thinwire.types import InputError, LinkError, PayloadError, require
