@@ -148,6 +148,33 @@ for _old, _new, _names in (  # modules that became part of another one, or have 
         "record.plots_link:cards record.reaching:replica_cards record.replica_cards:replica_cards "
         "record.schema:record record.summary:summary",
     ),
+    (
+        "engines.diffusion",
+        "uses.pictures",
+        "coding:coding ends:coding keys:messages message:messages traffic:messages repairs:messages "
+        "tally:messages clock:model_calls inputs:model_calls inquiry:model_calls weights:weight_checksums "
+        "drawing:agreement seam:diffusers_names.interfaces host:diffusers_names.hooks "
+        "host_hooks:diffusers_names.hooks host_plan:diffusers_names.plans "
+        "host_blocks:diffusers_names.flux_blocks division:context_parallel.modes "
+        "batch:context_parallel.modes divided:context_parallel.sharding shares:context_parallel.sharding "
+        "ulysses:context_parallel.attention gather:context_parallel.attention "
+        "displaced:context_parallel.attention parts:context_parallel.attention "
+        "later:context_parallel.guidance pipe:context_parallel.pipefusion",
+    ),
+    (
+        "engines.experts",
+        "uses.pictures",
+        "seam:diffusers_names.interfaces host:diffusers_names.expert_layers "
+        "session:expert_parallel.routing spread:expert_parallel.routing schedule:expert_parallel.routing "
+        "owners:expert_parallel.routing slots:expert_parallel.routing crossing:expert_parallel.dispatch "
+        "lines:expert_parallel.dispatch",
+    ),
+    (
+        "lab.pictures",
+        "uses.pictures.run",
+        "run:generation run_experts:generation program:generation launch:generation images:recording "
+        "quality:recording sampling:sheets",
+    ),
 ):
     for _from, _to in (_name.split(":") for _name in _names.split()):
         PLACES[f"{_old}.{_from}"] = f"{_new}.{_to}"
