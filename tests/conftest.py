@@ -195,9 +195,3 @@ def tiny_tokenizer(tmp_path_factory: pytest.TempPathFactory) -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("THINWIRE_CACHE", str(tmp_path_factory.mktemp("tokenizer")))
         return trained_bpe(Corpus("t", (Document("some words to train on\n" * 20),), (), "test"), vocab=VOCAB)
-
-
-@pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A text to train on."""
-    return write_text(tmp_path_factory.mktemp("data") / "text.txt")
