@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 export HF_HUB_DISABLE_TELEMETRY := 1
 unexport PYTHONDONTWRITEBYTECODE # the tests start many programs, each of which would compile all it imports
 
-.PHONY: help demo test test-flower check bench bench-stores bench-quality bench-links bench-plan bench-overlap bench-deltas bench-pushed bench-unbiased bench-emulator bench-state bench-student bench-finetuning bench-replicas bench-rates bench-safe-rates bench-replica-times bench-diffusion bench-federated bench-supernet bench-models bench-model-versions bench-scenes bench-experts bench-garment-distance train-flux-fashion train-flux-fashion-moe train-classifier pages docs setup setup-flower clean
+.PHONY: help demo test test-long test-flower check bench bench-stores bench-quality bench-links bench-plan bench-overlap bench-deltas bench-pushed bench-unbiased bench-emulator bench-state bench-student bench-finetuning bench-replicas bench-rates bench-safe-rates bench-replica-times bench-diffusion bench-federated bench-supernet bench-models bench-model-versions bench-scenes bench-experts bench-garment-distance train-flux-fashion train-flux-fashion-moe train-classifier pages docs setup setup-flower clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -37,8 +37,11 @@ demo: setup  ## Fine-tune SmolLM2-135M over a 10 Mbit/s link three ways; report 
 	$(BIN)/thinwire demo
 
 test: setup  ## Run the tests
-	$(BIN)/python -m pytest -m "not serial" -n 3 --dist loadfile --no-loadscope-reorder
-	$(BIN)/python -m pytest -m serial $$(grep -rlE 'pytest\.mark\.serial' tests --include='test_*.py')
+	$(BIN)/python -m pytest -m "not serial and not long" -n 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m "serial and not long" $$(grep -rlE 'pytest\.mark\.serial' tests --include='test_*.py')
+
+test-long: setup  ## Run what is left out of them, since quicker tests prove it too
+	$(BIN)/python -m pytest -m long
 
 test-flower: setup-flower  ## Run the tests inside Flower, one with real servers (a few minutes); write their figures
 	FLWR_TELEMETRY_ENABLED=0 FLOWER_RESULTS=bench/results/flower.json \

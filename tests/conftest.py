@@ -5,6 +5,7 @@ A shell starts a job in the background with SIGINT ignored, and whoever that job
 
 from __future__ import annotations
 
+import gc
 import math
 import os
 import random
@@ -66,7 +67,12 @@ def pytest_collection(session: pytest.Session) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtestloop() -> None:
-    """Fork the process that starts commands while this one has imported everything and runs nothing yet."""
+    """Fork the process that starts commands while this one has imported everything and runs nothing yet.
+
+    What is imported stays: to look for garbage in it, again and again, would take longer than many a test.
+    """
+    gc.collect()
+    gc.freeze()
     warm()
 
 

@@ -9,7 +9,6 @@ kind.
 from __future__ import annotations
 
 import atexit
-import gc
 import inspect
 import json
 import logging
@@ -351,7 +350,6 @@ def _begin(orders: int, answers: int) -> None:
         sys.stderr = open(2, "w", buffering=1, errors="backslashreplace", closefd=False)  # noqa: SIM115
         logging.getLogger().handlers.clear()
         os.environ.update(environment())
-        gc.freeze()  # nothing of it is garbage, and looking for some would copy its pages
         _serve()
         code = 0
     except BaseException:

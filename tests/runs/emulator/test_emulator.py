@@ -29,7 +29,8 @@ serial = pytest.mark.serial
 
 @serial
 @pytest.mark.parametrize(
-    ("mbit", "delay_ms", "congestion"), [(10, 50, "cubic"), (100, 5, "bbr"), (500, 5, "cubic")]
+    ("mbit", "delay_ms", "congestion"),
+    [(10, 50, "cubic"), (100, 5, "bbr"), pytest.param(500, 5, "cubic", marks=pytest.mark.long)],
 )
 def test_iperf_and_ping_find_what_was_asked_for(mbit: int, delay_ms: int, congestion: str) -> None:
     bench = pytest.importorskip("bench.ground.emulator")

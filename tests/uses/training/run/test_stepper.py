@@ -163,7 +163,10 @@ def exported_loss(found: dict[str, Any], model: Path) -> float:
 
 @pytest.mark.parametrize(
     ("world", "options"),
-    [(3, ("--stages", 3)), (2, ("--stages", 4, "--schedule", "interleaved1f1b"))],
+    [
+        pytest.param(3, ("--stages", 3), marks=pytest.mark.long),
+        (2, ("--stages", 4, "--schedule", "interleaved1f1b")),
+    ],
     ids=["three ranks", "two stages a rank"],
 )
 def test_more_than_two_stages(
