@@ -18,9 +18,9 @@ from typer.testing import CliRunner
 
 import thinwire
 from thinwire.cli.app import app
-from thinwire.cli.demo import DEMO
 from thinwire.runs.options import flag
 from thinwire.types import LinkError, MeasurementError
+from thinwire.uses.training.commands.demo import DEMO
 from thinwire.uses.training.run.options import TrainConfig
 
 PLAIN = {"NO_COLOR": "1", "TERM": "dumb", "COLUMNS": "110", "RANK": "0"}

@@ -21,7 +21,7 @@ from thinwire.links.tcp import congestion
 from thinwire.links.tcp import info as tcp_info
 from thinwire.runs.ranks.places import Emulated
 from thinwire.types import InputError
-from thinwire.uses.doctor import diagnosis
+from thinwire.uses.doctor.run import diagnosis
 from thinwire.uses.training.run.options import TrainConfig
 
 pytestmark = pytest.mark.skipif(not tcp_info.supported(), reason="congestion controls: Linux only")

@@ -16,7 +16,7 @@ from waiting import LONG
 
 from thinwire.links import LinkShape, Peer, ZmqLink
 from thinwire.types import LinkError
-from thinwire.uses.doctor import linktest
+from thinwire.uses.doctor.run import linktest
 from thinwire.uses.doctor.run.linktest import LinkTest, MeasuredWay, TestedMachine, listen
 
 TOKEN = b"a token of the tests"

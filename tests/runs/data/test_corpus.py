@@ -29,7 +29,7 @@ from thinwire.runs.models import fetch
 from thinwire.runs.models.encoder import Encoder
 from thinwire.runs.models.tokenizer import END, tokenise, trained_bpe
 from thinwire.types import InputError, MissingExtra
-from thinwire.uses.doctor import diagnosis
+from thinwire.uses.doctor.run import diagnosis
 from thinwire.uses.training.run import training_job
 from thinwire.uses.training.run.options import TrainConfig
 from thinwire.uses.training.run.training_job import prepare

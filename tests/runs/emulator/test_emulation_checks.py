@@ -27,7 +27,7 @@ from thinwire.runs.emulator.relay import PacketRelay
 from thinwire.runs.ranks import places
 from thinwire.runs.records.writer import COMPARE
 from thinwire.types import InputError, MeasurementError
-from thinwire.uses.doctor import diagnosis
+from thinwire.uses.doctor.run import diagnosis
 from thinwire.uses.training.run import training_launch
 from thinwire.uses.training.run.options import TrainConfig
 

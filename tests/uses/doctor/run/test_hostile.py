@@ -8,7 +8,7 @@ import pytest
 from listeners import LONG, TOKEN, knocking, link_test, listening, listening_process
 
 from thinwire.types import LinkError, PayloadError
-from thinwire.uses.doctor import linktest
+from thinwire.uses.doctor.run import linktest
 
 DEEP = b"[" * 100_000
 

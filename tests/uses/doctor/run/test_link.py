@@ -23,7 +23,7 @@ from thinwire.links.names import resolve
 from thinwire.links.security import SIGNATURE
 from thinwire.runs.machine import network
 from thinwire.types import AuthError, InputError, LinkError
-from thinwire.uses.doctor import linktest
+from thinwire.uses.doctor.run import linktest
 from thinwire.uses.doctor.run.linktest import dial, listen
 
 

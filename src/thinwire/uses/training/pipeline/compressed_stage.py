@@ -5,7 +5,7 @@ operations, because packets travel over thinwire's own links, and ``*_one_chunk`
 brought in the buffer the schedule is about to read. Of torch's private methods only the two of the vote
 before a first step or evaluation are overridden: through the process group it would have neither the links'
 encryption nor their deadlines. The schedules themselves stay untouched. The conformance test (raw codec:
-bit-equal) is ``tests/uses/training/pipeline/test_stage.py``.
+bit-equal) is ``tests/uses/training/pipeline/test_compressed_stage.py``.
 """
 
 from __future__ import annotations

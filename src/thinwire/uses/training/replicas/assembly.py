@@ -28,7 +28,7 @@ from thinwire.uses.training.replicas.synchroniser import (
     SummedGradients,
     Synchroniser,
 )
-from thinwire.uses.training.replicas.transport import Coder, ExchangeTally, Transport
+from thinwire.uses.training.replicas.transport import Coder, ReplicaTally, Transport
 
 
 def synchroniser_of(
@@ -52,7 +52,7 @@ def gradient_synchroniser(
     undoable: bool = False,
 ) -> Synchroniser:
     """Return what exchanges the gradients of ``flat``; ``skips`` and so on as for ``DelayedGradients``."""
-    tally = ExchangeTally()
+    tally = ReplicaTally()
     if isinstance(method, AllReduce):
         dtype = getattr(torch, method.dtype)
         return SummedGradients(flat, network.sums("sum"), tally, dtype, network.deadline, skips)
@@ -66,7 +66,7 @@ def _fragments(
     network: Network,
     plan: Adaptation | None,
 ) -> list[Fragment]:
-    parts, fragments, tally = cut(parameters, method.fragments), [], ExchangeTally()
+    parts, fragments, tally = cut(parameters, method.fragments), [], ReplicaTally()
     for k, part in enumerate(parts):
         flat = FlatParameters(part)
         transport, coder = _ends(
@@ -81,7 +81,7 @@ def _ends(
     scheme: Scheme,
     flat: FlatParameters,
     network: Network,
-    tally: ExchangeTally,
+    tally: ReplicaTally,
     name: str,
     staleness: int,
     local_steps: int,

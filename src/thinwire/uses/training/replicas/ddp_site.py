@@ -20,12 +20,12 @@ from thinwire.collectives.framing import words_of
 from thinwire.types import InputError, ThinwireError, require
 from thinwire.uses.training.replicas.ddp_hook import Buckets, HookTerms, Replicated, advised
 from thinwire.uses.training.replicas.networks import Network
-from thinwire.uses.training.replicas.synchroniser import Apply, ExchangeTally, Synchroniser
+from thinwire.uses.training.replicas.synchroniser import Apply, ReplicaTally, Synchroniser
 
 NOTHING, MEAN, ENDED = range(3)  # what the leader says: none is due, one follows, it ended with an error
 
 
-class Site:
+class DdpSite:
     """The ranks of DDP's own group, and what the leader tells the others."""
 
     def __init__(self, ddp: DistributedDataParallel) -> None:
@@ -121,7 +121,7 @@ class SiteLeader(Replicated):
         synchroniser: Synchroniser,
         terms: HookTerms,
         scaler: torch.amp.GradScaler | None,
-        site: Site,
+        site: DdpSite,
     ) -> None:
         super().__init__(ddp, buckets, synchroniser, terms, scaler)
         self._site = site
@@ -159,9 +159,9 @@ class SiteMember(Replicated):
         buckets: Buckets,
         terms: HookTerms,
         scaler: torch.amp.GradScaler | None,
-        site: Site,
+        site: DdpSite,
     ) -> None:
-        super().__init__(ddp, buckets, Synchroniser(ExchangeTally()), terms, scaler)
+        super().__init__(ddp, buckets, Synchroniser(ReplicaTally()), terms, scaler)
         self._site = site
         self._like = torch.empty(0)
 

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 from thinwire.spec import Spec
 from thinwire.types import InputError, require
 from thinwire.uses.training.replicas.ddp_hook import EXACT, Buckets, HookTerms, Replicated
-from thinwire.uses.training.replicas.synchroniser import Apply, ExchangeTally, Synchroniser
+from thinwire.uses.training.replicas.synchroniser import Apply, ReplicaTally, Synchroniser
 
 
 @dataclass(frozen=True, repr=False)
@@ -36,7 +36,7 @@ class PowerResiduals(Synchroniser):
     """What torch keeps back, by bucket, and what it kept when the gradients were last taken."""
 
     def __init__(self, state: power.PowerSGDState) -> None:
-        super().__init__(ExchangeTally())
+        super().__init__(ReplicaTally())
         self._state = state
         self._before: dict[str, Any] | None = None
 

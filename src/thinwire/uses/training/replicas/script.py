@@ -28,7 +28,7 @@ from thinwire.uses.training.replicas.ddp_hook import (
     hook,
 )
 from thinwire.uses.training.replicas.ddp_model import check_free, digest_of_weights, trained
-from thinwire.uses.training.replicas.ddp_site import Site, SiteLeader, SiteMember
+from thinwire.uses.training.replicas.ddp_site import DdpSite, SiteLeader, SiteMember
 from thinwire.uses.training.replicas.exchange_methods import AllReduce, Differences, Gradients, Method
 from thinwire.uses.training.replicas.flat_parameters import FlatParameters
 from thinwire.uses.training.replicas.networks import Network, over_group, over_mesh
@@ -128,7 +128,7 @@ def _install(
         exact = EXACT_STATIC if ddp.static_graph else ddp_hook.EXACT
         method = replace(method, exact=max(method.exact, exact))
     scaler = scaler if scaler is not None and scaler.is_enabled() else None
-    inside = Site(ddp) if site else None
+    inside = DdpSite(ddp) if site else None
     buckets = Buckets(trained(ddp), scaler, inside.average if inside else None)
     what = f"{buckets.digest} {method} {policy} {scaler is None}"
     weights = digest_of_weights(ddp)
@@ -170,7 +170,7 @@ def _replicated(
     policy: ReplicaPolicy | None,
     network: Network,
     buckets: Buckets,
-    site: Site | None,
+    site: DdpSite | None,
     terms: HookTerms,
     scaler: torch.amp.GradScaler | None,
 ) -> Replicated:

@@ -19,7 +19,7 @@ from thinwire.codecs import Raw
 from thinwire.collectives import Reduction
 from thinwire.uses.training.replicas.controller import PlanChange
 from thinwire.uses.training.replicas.flat_parameters import FlatParameters
-from thinwire.uses.training.replicas.transport import Coder, ExchangeTally, ReplicaNotFinite, Transport
+from thinwire.uses.training.replicas.transport import Coder, ReplicaNotFinite, ReplicaTally, Transport
 
 Apply = Callable[[], None]  # clips the gradients that stand in the parameters, and takes an optimiser step
 
@@ -32,7 +32,7 @@ class Synchroniser:
     Errors: ``LinkError`` naming a rank that is lost or silent; on every rank ``ReplicaNotFinite`` naming one.
     """
 
-    def __init__(self, tally: ExchangeTally, transports: Sequence[Transport] = ()) -> None:
+    def __init__(self, tally: ReplicaTally, transports: Sequence[Transport] = ()) -> None:
         self.tally = tally
         begun = [one.controller.begun for one in transports]
         self.changes: list[PlanChange] = [change for change in begun if change]  # the caller takes them
@@ -126,7 +126,7 @@ class SummedGradients(Synchroniser):
         self,
         flat: FlatParameters,
         reduction: Reduction,
-        tally: ExchangeTally,
+        tally: ReplicaTally,
         dtype: torch.dtype,
         deadline: float,
         skips: bool = False,

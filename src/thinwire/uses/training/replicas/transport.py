@@ -25,7 +25,7 @@ BLOCK = 1 << 22  # values of a packet: what coding holds in memory beside all va
 
 
 @dataclass
-class ExchangeTally:
+class ReplicaTally:
     """Counts since they were last taken."""
 
     encode_s: float = 0.0
@@ -33,7 +33,7 @@ class ExchangeTally:
     wait_s: float = 0.0
     exchanges: int = 0
 
-    def take(self) -> ExchangeTally:
+    def take(self) -> ReplicaTally:
         """Return the counts and begin again."""
         taken = replace(self)
         self.__init__()  # type: ignore[misc]  # all fields to their defaults
@@ -58,7 +58,7 @@ class Transport:
     """
 
     def __init__(
-        self, exchange: Exchange, controller: Controller, tally: ExchangeTally, deadline: float
+        self, exchange: Exchange, controller: Controller, tally: ReplicaTally, deadline: float
     ) -> None:
         self.controller, self.tally = controller, tally
         self.number = 0  # messages posted
@@ -132,7 +132,7 @@ class Coder:
     """
 
     def __init__(
-        self, scheme: Scheme, shape: tuple[int, int], ranks: Iterable[int], tally: ExchangeTally
+        self, scheme: Scheme, shape: tuple[int, int], ranks: Iterable[int], tally: ReplicaTally
     ) -> None:
         self.sender, self._tally = Sender(scheme), tally
         self._receivers = {rank: Receiver() for rank in ranks}

@@ -17,7 +17,7 @@ from thinwire.codecs import ChunkTopK, Codec, DeadZone, Entropy, InTurn, RandomK
 from thinwire.uses.training.replicas import transport
 from thinwire.uses.training.replicas.controller import ExchangeMessage, Measurement
 from thinwire.uses.training.replicas.networks import _capacity
-from thinwire.uses.training.replicas.synchroniser import ExchangeTally
+from thinwire.uses.training.replicas.synchroniser import ReplicaTally
 from thinwire.uses.training.replicas.transport import Coder
 
 RANKS = Path(__file__).with_name("hook_ranks.py")
@@ -81,7 +81,7 @@ def test_a_message_over_a_group_never_needs_more_than_its_room(
 ) -> None:
     monkeypatch.setattr(transport, "BLOCK", 1 << 18)  # two packets of the larger one
     scheme = Scheme(codec, ErrorFeedback())
-    own, room = Coder(scheme, shape, (0,), ExchangeTally()), _capacity(codec, scheme, shape)
+    own, room = Coder(scheme, shape, (0,), ReplicaTally()), _capacity(codec, scheme, shape)
     draw = torch.Generator().manual_seed(3)
     for _ in range(2):  # the second one's rows have a residual
         flat = torch.randn(shape, generator=draw)

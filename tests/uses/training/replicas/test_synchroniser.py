@@ -27,7 +27,7 @@ from thinwire.uses.training.replicas.choosing.replica_policy import ReplicaChoic
 from thinwire.uses.training.replicas.exchange_methods import AllReduce, Differences, Gradients, Method
 from thinwire.uses.training.replicas.flat_parameters import FlatParameters
 from thinwire.uses.training.replicas.recipes import EXCHANGE, REPLICAS
-from thinwire.uses.training.replicas.synchroniser import ExchangeTally, Synchroniser
+from thinwire.uses.training.replicas.synchroniser import ReplicaTally, Synchroniser
 from thinwire.uses.training.replicas.transport import Coder, ReplicaNotFinite
 
 RATE = 0.05
@@ -317,7 +317,7 @@ def test_policies_count_the_bytes_that_are_sent(ratio: float) -> None:
         Scheme(codec_of(ReplicaChoice(ratio, None, 0, 1, "")), ErrorFeedback()),
         values.shape,
         [0],
-        ExchangeTally(),
+        ReplicaTally(),
     )
     sent = sum(map(len, coder.encode(values)))
     assert sent == pytest.approx(ReplicaChoice(ratio, None, 0, 1, "").nbytes(values.numel()), rel=0.1)
