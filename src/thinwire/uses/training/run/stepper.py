@@ -36,13 +36,12 @@ from thinwire.uses.training.replicas.flat_parameters import FlatParameters
 from thinwire.uses.training.replicas.networks import over_mesh
 from thinwire.uses.training.replicas.recipes import EXCHANGE
 from thinwire.uses.training.replicas.synchroniser import Synchroniser
-from thinwire.uses.training.run.learning_rates import learning_rate
 from thinwire.uses.training.run.options import TrainConfig, sgd_momentum
 from thinwire.uses.training.run.record import Decision
 from thinwire.uses.training.run.training_job import Job
 
-TAG = b"S"
-STREAMS = (*WAYS, EXCHANGE)
+TAG = b"S"  # of a report
+STREAMS = (*WAYS, EXCHANGE)  # of bytes and values: what stages send, and what replicas do
 REPLICAS = "replicas"  # the boundary at which their decisions are
 
 
@@ -213,8 +212,7 @@ def scheduled_rate(config: TrainConfig, step: int, steps: int) -> float:
 
 def make_optimiser(config: TrainConfig, parameters: Iterable[Tensor]) -> torch.optim.Optimizer:
     """Return the optimiser that a configuration asks for, over ``parameters``."""
-    rate, decay = learning_rate(config.to_dict()), config.weight_decay
-    momentum = sgd_momentum(config.optimizer)
+    rate, decay, momentum = config.learning_rate, config.weight_decay, sgd_momentum(config.optimizer)
     if momentum is None:
         return torch.optim.AdamW(parameters, rate, weight_decay=decay, fused=True)
     return torch.optim.SGD(parameters, rate, momentum=momentum, weight_decay=decay, fused=True)
