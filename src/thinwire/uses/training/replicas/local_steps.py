@@ -9,7 +9,6 @@ import torch
 from torch import Tensor
 
 from thinwire.channels.references import under
-from thinwire.uses.training.replicas.controller import Controller
 from thinwire.uses.training.replicas.exchange_methods import Differences
 from thinwire.uses.training.replicas.flat_parameters import FlatParameters
 from thinwire.uses.training.replicas.synchroniser import Apply, Synchroniser
@@ -25,18 +24,13 @@ class Fragment:
     def __init__(
         self, flat: FlatParameters, coder: Coder, transport: Transport, method: Differences, first: int
     ) -> None:
-        self.flat, self.transport = flat, transport
+        self.flat, self.transport, self.controller = flat, transport, transport.controller
         self._coder, self._method, self._next = coder, method, first
         self._shared = flat.parameters()
         self._sent: Tensor | None = None  # this replica's parameters when it sent, while that is under way
         self._momentum: Tensor | None = None
         self._due = 0  # the step after which what is under way is applied
         self._last = 0  # the step after which was sent
-
-    @property
-    def controller(self) -> Controller:
-        """Who says when to exchange."""
-        return self.transport.controller
 
     def exchange(self, step: int) -> None:
         """Apply what is due after ``step`` local steps, and send what is due."""

@@ -207,7 +207,13 @@ class DelayedGradients(Synchroniser):
         undoable: bool = False,
     ) -> None:
         super().__init__(transport.tally, [transport])
-        self._flat, self._coder, self._only, self._exact, self._skips = flat, coder, transport, exact, skips
+        self._flat, self._coder, self._transport, self._exact, self._skips = (
+            flat,
+            coder,
+            transport,
+            exact,
+            skips,
+        )
         self._held: deque[Mean] = deque()  # means that came before they are due
         self._again: dict[int, Tensor] = {}  # what was sent in vain, by number
         self._void: set[int] = set()  # those under way that count for nothing
@@ -216,7 +222,7 @@ class DelayedGradients(Synchroniser):
         self._since: _Since | None = None  # what has gone on since the last ``keep``
 
     def step(self, apply: Apply) -> None:
-        transport = self._only
+        transport = self._transport
         with self._timed():
             flat = self._flat.gradients()
             finite = bool(flat.isfinite().all())
@@ -238,7 +244,7 @@ class DelayedGradients(Synchroniser):
     @property
     def _waiting(self) -> int:
         """How many exchanges are under way or not due yet."""
-        return len(self._held) + len(self._only) - len(self._void)
+        return len(self._held) + len(self._transport) - len(self._void)
 
     def drain(self, apply: Apply) -> None:
         while self._waiting:
@@ -247,7 +253,7 @@ class DelayedGradients(Synchroniser):
         self._pause()
 
     def hold(self) -> None:
-        while len(self._only):
+        while len(self._transport):
             self._held.extend(self._collect())
 
     def keep(self) -> None:
@@ -259,7 +265,7 @@ class DelayedGradients(Synchroniser):
             return
         since.revert()
         self._undoes = True
-        self._void |= {number for number in since.sent if number >= self._only.first}
+        self._void |= {number for number in since.sent if number >= self._transport.first}
         self._held = deque(mean for mean in (*since.given, *self._held) if mean[0] not in since.sent)
         self._again = since.again | {n: x for n, x in self._again.items() if n not in since.sent}
 
@@ -274,14 +280,14 @@ class DelayedGradients(Synchroniser):
 
     def _collect(self) -> list[Mean]:
         """Return the oldest exchange under way, with its number; nothing where it was undone."""
-        number = self._only.first
+        number = self._transport.first
         try:
-            mean = self._coder.mean(self._only.oldest())
+            mean = self._coder.mean(self._transport.oldest())
         except ReplicaNotFinite as e:
             if not self._skips and number not in self._void:
                 raise
             if e.own and number not in self._void:
-                self._again[number] = self._coder.mean({self._only.rank: e.own})
+                self._again[number] = self._coder.mean({self._transport.rank: e.own})
             mean = torch.full(self._flat.shape, math.inf)
         if number in self._void:
             self._void.remove(number)
@@ -297,7 +303,7 @@ class DelayedGradients(Synchroniser):
         return state | self._coder.state_dict(self._flat)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
-        self._steps = self._only.number = int(state["steps"])
+        self._steps = self._transport.number = int(state["steps"])
         self._held = deque((-1, self._flat.saved(state, f"held{k}.")) for k in range(int(state["held"])))
         if any(name.startswith("again.") for name in state):
             self._again = {-1: self._flat.saved(state, "again.")}

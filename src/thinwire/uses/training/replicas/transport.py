@@ -24,107 +24,6 @@ Packets = Sequence[bytes | memoryview]
 BLOCK = 1 << 22  # values of a packet: what coding holds in memory beside all values is a few times as much
 
 
-@dataclass
-class ReplicaTally:
-    """Counts since they were last taken."""
-
-    encode_s: float = 0.0
-    decode_s: float = 0.0
-    wait_s: float = 0.0
-    exchanges: int = 0
-
-    def take(self) -> ReplicaTally:
-        """Return the counts and begin again."""
-        taken = replace(self)
-        self.__init__()  # type: ignore[misc]  # all fields to their defaults
-        return taken
-
-
-class ReplicaNotFinite(ThinwireError):
-    """A replica has values that are no finite numbers. The text names its rank.
-
-    ``own``: what this rank sent in that exchange, which no rank applies.
-    """
-
-    def __init__(self, text: str, own: Packets = ()) -> None:
-        super().__init__(text)
-        self.own = own
-
-
-class Transport:
-    """Send this replica's messages to all others, and read everybody's, this replica's own among them.
-
-    ``deadline``: seconds without any data after which a wait for a rank fails.
-    """
-
-    def __init__(
-        self, exchange: Exchange, controller: Controller, tally: ReplicaTally, deadline: float
-    ) -> None:
-        self.controller, self.tally = controller, tally
-        self.number = 0  # messages posted
-        self._exchange, self._deadline = exchange, deadline
-        self._own: deque[bytes] = deque()  # those under way, oldest first
-
-    @property
-    def rank(self) -> int:
-        """This rank."""
-        return self._exchange.rank
-
-    def __len__(self) -> int:
-        return len(self._own)
-
-    @property
-    def first(self) -> int:
-        """The number of the oldest message under way, or of the next one."""
-        return self.number - len(self._own)
-
-    def post(self, packets: Sequence[bytes], finite: bool = True, undoes: bool = False) -> None:
-        """Send the packets; values that are not ``finite`` are not sent, but that they are not is.
-
-        ``undoes``: what was posted since the last step counts for nothing.
-        """
-        data = self.controller.head(packets if finite else (), finite, undoes).pack()
-        self._exchange.post(self.number, data)
-        self._own.append(data)
-        self.number += 1
-        self.tally.exchanges += 1
-
-    def oldest(self) -> dict[int, Packets]:
-        """Return what each rank posted in the oldest message under way, and take over the plan in it.
-
-        Errors: ``LinkError`` naming a rank; ``ReplicaNotFinite`` on every rank; ``ThinwireError`` where some
-        ranks alone undo.
-        """
-        number, start = self.first, perf_counter()
-        received = self._exchange.collect(number, self._deadline)
-        self.tally.wait_s += perf_counter() - start
-        received[self._exchange.rank] = self._own.popleft()
-        messages = {rank: ExchangeMessage.unpack(data) for rank, data in sorted(received.items())}
-        undo = [rank for rank, message in messages.items() if message.undoes]
-        if 0 < len(undo) < len(messages):
-            text = f"before exchange {number + 1} rank {undo} threw the gradients of a pass away"
-            text += ", and others did not; let all ranks step and clear gradients after the same passes"
-            raise ThinwireError(text)
-        self.controller.heard(messages)
-        own = messages[self._exchange.rank].packets
-        for rank, message in messages.items():
-            if not message.finite:
-                text = f"what rank {rank} has to send is not finite (exchange {number + 1})"
-                raise ReplicaNotFinite(text, own)
-        return {rank: message.packets for rank, message in messages.items()}
-
-    def close(self) -> None:
-        """Wait a little for what is under way, and send nothing more."""
-        self._exchange.close()
-
-
-def blocks(shape: tuple[int, int]) -> Iterator[slice]:
-    """Return the segments of each packet of flat parameters [n, N]."""
-    rows, width = shape
-    many = max(1, BLOCK // width)
-    return (slice(i, min(i + many, rows)) for i in range(0, rows, many))
-
-
 class Coder:
     """One sender for this replica, and a receiver for each, this one too: all decode the same bytes alike.
 
@@ -198,3 +97,99 @@ class Coder:
         for k, row in enumerate(flat.saved(state, "residual.")):
             held |= {f"{k}.shape": shape, f"{k}.0": row}
         self.sender.load_state_dict(held)
+
+
+def blocks(shape: tuple[int, int]) -> Iterator[slice]:
+    """Return the segments of each packet of flat parameters [n, N]."""
+    rows, width = shape
+    many = max(1, BLOCK // width)
+    return (slice(i, min(i + many, rows)) for i in range(0, rows, many))
+
+
+class Transport:
+    """Send this replica's messages to all others, and read everybody's, this replica's own among them.
+
+    ``deadline``: seconds without any data after which a wait for a rank fails.
+    """
+
+    def __init__(
+        self, exchange: Exchange, controller: Controller, tally: ReplicaTally, deadline: float
+    ) -> None:
+        self.controller, self.tally, self.rank = controller, tally, exchange.rank
+        self.number = 0  # messages posted
+        self._exchange, self._deadline = exchange, deadline
+        self._own: deque[bytes] = deque()  # those under way, oldest first
+
+    def __len__(self) -> int:
+        return len(self._own)
+
+    @property
+    def first(self) -> int:
+        """The number of the oldest message under way, or of the next one."""
+        return self.number - len(self._own)
+
+    def post(self, packets: Sequence[bytes], finite: bool = True, undoes: bool = False) -> None:
+        """Send the packets; values that are not ``finite`` are not sent, but that they are not is.
+
+        ``undoes``: what was posted since the last step counts for nothing.
+        """
+        data = self.controller.head(packets if finite else (), finite, undoes).pack()
+        self._exchange.post(self.number, data)
+        self._own.append(data)
+        self.number += 1
+        self.tally.exchanges += 1
+
+    def oldest(self) -> dict[int, Packets]:
+        """Return what each rank posted in the oldest message under way, and take over the plan in it.
+
+        Errors: ``LinkError`` naming a rank; ``ReplicaNotFinite`` on every rank; ``ThinwireError`` where some
+        ranks alone undo.
+        """
+        number, start = self.first, perf_counter()
+        received = self._exchange.collect(number, self._deadline)
+        self.tally.wait_s += perf_counter() - start
+        received[self.rank] = self._own.popleft()
+        messages = {rank: ExchangeMessage.unpack(data) for rank, data in sorted(received.items())}
+        undo = [rank for rank, message in messages.items() if message.undoes]
+        if 0 < len(undo) < len(messages):
+            text = f"before exchange {number + 1} rank {undo} threw the gradients of a pass away"
+            text += ", and others did not; let all ranks step and clear gradients after the same passes"
+            raise ThinwireError(text)
+        self.controller.heard(messages)
+        own = messages[self.rank].packets
+        for rank, message in messages.items():
+            if not message.finite:
+                text = f"what rank {rank} has to send is not finite (exchange {number + 1})"
+                raise ReplicaNotFinite(text, own)
+        return {rank: message.packets for rank, message in messages.items()}
+
+    def close(self) -> None:
+        """Wait a little for what is under way, and send nothing more."""
+        self._exchange.close()
+
+
+@dataclass
+class ReplicaTally:
+    """Counts since they were last taken."""
+
+    encode_s: float = 0.0
+    decode_s: float = 0.0
+    wait_s: float = 0.0
+    exchanges: int = 0
+
+    def take(self) -> ReplicaTally:
+        """Return the counts and begin again."""
+        taken = replace(self)
+        self.__init__()  # type: ignore[misc]  # all fields to their defaults
+        return taken
+
+
+class ReplicaNotFinite(ThinwireError):
+    """A replica has values that are no finite numbers. The text names its rank.
+
+    ``own``: what this rank sent in that exchange, which no rank applies.
+    """
+
+    def __init__(self, text: str, own: Packets = ()) -> None:
+        super().__init__(text)
+        self.own = own
