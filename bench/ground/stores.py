@@ -24,6 +24,7 @@ import torch
 
 from bench.ground.codecs import machine
 from bench.study.cells import RESULTS, Cells
+from bench.study.tables import columns
 from thinwire.channels.disk import DiskStore
 from thinwire.channels.references import References, Store, TensorStore
 from thinwire.codecs import Uniform
@@ -124,6 +125,13 @@ def line(case: Case, row: int, memory: int, rate: float) -> dict[str, Any]:
     }
 
 
+seconds_of = columns(
+    lambda rows: rows,
+    ("store", "{case}"), ("get: median / 95 %, µs", "{get_us[median]:.0f} / {get_us[p95]:.0f}"),
+    ("put: median / 95 %, µs", "{put_us[median]:.0f} / {put_us[p95]:.0f}"), ("fill, MB/s", "{fill_mb_s:.0f}"),
+)  # fmt: skip
+
+
 def p95(values: list[float]) -> float:
     return statistics.quantiles(values, n=20)[-1]
 
@@ -144,13 +152,7 @@ def main() -> None:
     cells, found = Cells(args.out, settings), {}
     for name, shape in SHAPES.items():
         found[name] = cells.of(name, lambda s=shape: measure(s, args.folder, args.seconds, args.epochs))
-        print(f"\n{name}: {found[name][0]['row_bytes'] / 1e6:.2f} MB a sample; microseconds, median and 95 %")
-        for r in found[name]:
-            print(
-                f"{r['case']:24s} get {r['get_us']['median']:8.0f} {r['get_us']['p95']:8.0f}   "
-                f"put {r['put_us']['median']:8.0f} {r['put_us']['p95']:8.0f}   "
-                f"fill {r['fill_mb_s']:7.0f} MB/s"
-            )
+        print(f"\n{name}: {found[name][0]['row_bytes'] / 1e6:.2f} MB a sample\n{seconds_of(found[name])}")
     cells.finish({"machine": machine(), "compute_seconds": args.seconds, "shapes": found})
 
 

@@ -18,6 +18,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -48,6 +49,7 @@ SCHEDULE = "eager1f1b"
 COMMON = {"seq": 128, "microbatches": 4, "data": "shakespeare", "schedule": SCHEDULE, "threads": THREADS}
 QUIET = {"tensorboard": False, "save_model": False, "quiet": True, "eval_samples": 0}
 NAMES = ("a", "b")
+LIMIT = 900.0  # seconds that a measurement may take
 Row = dict[str, Any]
 
 
@@ -66,11 +68,13 @@ def measured(model: str) -> Row:
     wanted = {k: v for k, v in (JOBS[model] | COMMON).items() if k not in ("steps", "schedule")}
     options = [word for k, v in wanted.items() for word in (f"--{k}", str(v))]
     command = [sys.executable, "-m", "thinwire", "plan", "--measure", "--json", *options]
-    both = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in NAMES]
-    said = [p.communicate()[0] for p in both]
-    if any(p.returncode for p in both):
-        raise SystemExit(f"plan --measure of {model} ended with {[p.returncode for p in both]}")
-    return {"machines": [json.loads(text) for text in said]}
+
+    def said(_: str) -> Any:
+        done = subprocess.run(command, stdout=subprocess.PIPE, encoding="utf-8", check=True, timeout=LIMIT)
+        return json.loads(done.stdout)
+
+    with ThreadPoolExecutor(len(NAMES)) as pool:
+        return {"machines": list(pool.map(said, NAMES))}
 
 
 def run(model: str, link: str, recipe: str) -> Row:
