@@ -50,6 +50,7 @@ PUBLIC = [
     "Publisher",
     "Receiver",
     "Recipe",
+    "RetentionPolicy",
     "Scheme",
     "Sender",
     "ShelfReader",

@@ -10,7 +10,7 @@ from bench.study.tables import DASH, Draw, Row, Rows, columns, table, yes
 from thinwire.runs.records.build import build
 from thinwire.runs.records.runs import Run
 from thinwire.uses.following.run.cards import saving
-from thinwire.uses.following.run.record import StateRecord, VersionMetrics
+from thinwire.uses.following.run.record import StateRecord, StateVersionMetrics
 
 OURS, PLAIN = "thinwire", "thinwire, numpy"
 
@@ -133,7 +133,7 @@ feeds = columns(
 
 def followed(found: Row) -> str:
     """Return what came to each follower of the state demo, and how old it was."""
-    lines = [build(VersionMetrics, line, "a version") for line in found["metrics"]]
+    lines = [build(StateVersionMetrics, line, "a version") for line in found["metrics"]]
     run = Run("followed", StateRecord.from_dict(found["record"], "the state demo's record"), lines)
     record = run.record
 

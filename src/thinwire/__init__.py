@@ -25,7 +25,7 @@ if TYPE_CHECKING:
         ThinwireError,
     )
     from thinwire.uses.following.callback import publish_callback
-    from thinwire.uses.following.pull.retention import Keeping
+    from thinwire.uses.following.pull.retention import Keeping, RetentionPolicy
     from thinwire.uses.following.pull.store_reader import ShelfReader
     from thinwire.uses.following.pull.store_writer import ShelfWriter
     from thinwire.uses.following.push.follower import Follower
@@ -45,7 +45,7 @@ _HOMES = {
     "uses.following.callback": ("publish_callback",),
     "uses.following.push.follower": ("Follower",),
     "uses.following.push.publisher": ("Publisher",),
-    "uses.following.pull.retention": ("Keeping",),
+    "uses.following.pull.retention": ("Keeping", "RetentionPolicy"),
     "uses.following.pull.store_reader": ("ShelfReader",),
     "uses.following.pull.store_writer": ("ShelfWriter",),
     "links": ("LinkShape", "connect_mesh", "read_token"),
@@ -83,6 +83,7 @@ __all__ = [
     "Publisher",
     "Receiver",
     "Recipe",
+    "RetentionPolicy",
     "Scheme",
     "Sender",
     "ShelfReader",

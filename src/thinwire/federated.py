@@ -10,14 +10,14 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from thinwire.uses.federated.client_scheduler import Made
+    from thinwire.uses.federated.client_scheduler import MadeVersion
     from thinwire.uses.federated.run.record import FederatedRecord
 
 __all__ = ["compare", "join", "serve"]
 
 
 def compare(
-    *methods: str, told: Callable[[str, Made, float | None], object] = lambda *_: None, **options: Any
+    *methods: str, told: Callable[[str, MadeVersion, float | None], object] = lambda *_: None, **options: Any
 ) -> list[FederatedRecord]:
     """Run ``methods`` one after another on a virtual clock, and return their records, seed by seed.
 
@@ -55,12 +55,12 @@ def serve(
     """
     from thinwire.runs.records.holding import holding
     from thinwire.uses.federated.run.options import ServeConfig
-    from thinwire.uses.federated.run.server_program import Serving
+    from thinwire.uses.federated.run.server_program import FederationServer
     from thinwire.uses.kinds import load_run
 
     config = ServeConfig.from_dict({"methods": method, **options})
     with holding(config.out):
-        Serving(config, lambda *_: None, noted).run(lambda hub: announce(hub.port))
+        FederationServer(config, lambda *_: None, noted).run(lambda hub: announce(hub.port))
     return load_run(config.out)  # type: ignore[return-value]
 
 

@@ -214,7 +214,7 @@ def test_a_store_that_is_full_ends_once_after_another_attempt(
         assert one_sentence(result.stderr).endswith("store; free space there")
 
 
-@pytest.mark.parametrize("early", ["Watch.first", "Outlets.listen", "Outlets.keep"])
+@pytest.mark.parametrize("early", ["Watch.first", "PublishTargets.listen", "PublishTargets.keep"])
 def test_a_ctrl_c_before_the_first_version_ends_a_publisher_as_any_other(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, early: str
 ):

@@ -22,8 +22,7 @@ from thinwire.state import saved
 from thinwire.state.layout import Layout
 from thinwire.state.patches.patch import Version
 from thinwire.state.words import Words, filled
-from thinwire.uses.federated.message import Form, Update
-from thinwire.uses.federated.message import Version as Sent
+from thinwire.uses.federated.message import Update, VersionForm, VersionMessage
 from thinwire.uses.federated.remote.control_messages import Sending
 from thinwire.uses.following.pull import manifest
 from thinwire.uses.following.pull.manifest import File, Manifest, Proof, StoredVersion
@@ -94,7 +93,9 @@ def golden() -> dict[str, str]:
         ).pack(),
         "exchange of pictures": Passed(1 << 63, 1 << 31, [b"one", b""]).pack(),
         "federated update": Update(1, 2, 3, 4, 5, b"packet").pack(),
-        "federated version": Sent(1, 2, 3, 4, Form.MISSED, (b"one", b""), 5, 0.5, TopK(0.5), 6).pack(),
+        "federated version": VersionMessage(
+            1, 2, 3, 4, VersionForm.MISSED, (b"one", b""), 5, 0.5, TopK(0.5), 6
+        ).pack(),
         "federated pieces": pieces(),
         "relay 2 asking": asking,
         "relay 2 answer": handshake.answer(key, HELLO, asking, MATCHED),

@@ -12,13 +12,13 @@ from torch import Tensor, nn
 
 from thinwire.codecs import Codec, Raw
 from thinwire.uses.federated.aggregation import Rule, Synchronous
-from thinwire.uses.federated.choosing.client_profile import Assignment, Device, Situation
+from thinwire.uses.federated.choosing.client_profile import Assignment, ClientProfile, Situation
 from thinwire.uses.federated.client import Client
 from thinwire.uses.federated.download import Download
 from thinwire.uses.federated.local_training import Decay, Samples
 from thinwire.uses.federated.parameters import Parameters
-from thinwire.uses.federated.residuals import Residuals
-from thinwire.uses.federated.server import Receipt, Refusal, Server
+from thinwire.uses.federated.residuals import ClientResiduals
+from thinwire.uses.federated.server import Accepted, Rejected, Server
 
 FEATURES, CLASSES = 12, 4
 SIZES = (20, 12, 30, 8)  # samples of each client
@@ -33,7 +33,7 @@ class Same:
     codec: Codec = field(default_factory=Raw)
     asked: list[int] = field(default_factory=list)
 
-    def assign(self, devices: Sequence[Device], situation: Situation) -> list[Assignment]:
+    def assign(self, devices: Sequence[ClientProfile], situation: Situation) -> list[Assignment]:
         self.asked.append(situation.version)
         return [Assignment(self.steps, self.codec) for _ in devices]
 
@@ -61,11 +61,11 @@ class Federation:
         *,
         codec: Codec | None = None,
         download: Download | None = None,
-        residuals: Residuals | None = None,
+        residuals: ClientResiduals | None = None,
         steps: int = 2,
         batch: int = 5,
     ) -> None:
-        self.policy, self.residuals = Same(steps, codec or Raw()), residuals or Residuals()
+        self.policy, self.residuals = Same(steps, codec or Raw()), residuals or ClientResiduals()
         self.shared = model()
         start = Parameters(self.shared)
         self.server = Server(start, rule or Synchronous(), self.policy, download, Decay(RATE))
@@ -73,7 +73,7 @@ class Federation:
             i: Client(i, self.shared, samples(i, batch), self.residuals) for i in range(len(SIZES))
         }
         for i, n in enumerate(SIZES):
-            self.server.join(Device(i, 0.1, n))
+            self.server.join(ClientProfile(i, 0.1, n))
 
     def update(self, client: int) -> bytes:
         """Let a client train from the newest version; return its update."""
@@ -91,15 +91,15 @@ class Federation:
             self.server.close()
 
 
-def taken(answer: Receipt | Refusal) -> Receipt:
+def taken(answer: Accepted | Rejected) -> Accepted:
     """Return a receipt."""
-    assert isinstance(answer, Receipt), answer
+    assert isinstance(answer, Accepted), answer
     return answer
 
 
-def refused(answer: Receipt | Refusal, reason: str) -> None:
+def refused(answer: Accepted | Rejected, reason: str) -> None:
     """Check that an update was refused, and why."""
-    assert isinstance(answer, Refusal) and reason in answer.reason, answer
+    assert isinstance(answer, Rejected) and reason in answer.reason, answer
 
 
 def kept(server: Server) -> dict[str, Any]:

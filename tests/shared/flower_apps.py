@@ -12,7 +12,7 @@ from torch import Tensor
 
 from thinwire.uses.federated.flower.local_grid import LocalGrid
 from thinwire.uses.federated.flower.mod import compression_mod
-from thinwire.uses.federated.flower.records import Layout
+from thinwire.uses.federated.flower.records import ArrayLayout
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "flower"
 REASON = "flwr is not installed here; make test-flower runs these"
@@ -60,7 +60,7 @@ def train_config() -> Any:
 
 def row(arrays: Any) -> Tensor:
     """Return a model of the example as a row; strategies may return it as float64."""
-    return Layout.of(initial()).row(arrays, "the model")
+    return ArrayLayout.of(initial()).row(arrays, "the model")
 
 
 def accuracy(arrays: Any) -> float:

@@ -8,7 +8,7 @@ from waiting import until
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
 from thinwire.uses.following.pull.manifest import Proof, unpack
-from thinwire.uses.following.pull.retention import Keeping
+from thinwire.uses.following.pull.retention import RetentionPolicy
 from thinwire.uses.following.pull.store_fetching import Fetching
 from thinwire.uses.following.pull.store_writer import StoreWriting
 
@@ -53,7 +53,7 @@ class Source:
 
 
 def writing(folder, source, clock=None, instance="a" * 16, token=None, steady=None, **keeping):
-    kept, clock = Keeping(**keeping), clock or Clock()
+    kept, clock = RetentionPolicy(**keeping), clock or Clock()
     return StoreWriting(
         folder,
         source.history,

@@ -16,10 +16,10 @@ from thinwire.channels.channel import SHARED
 from thinwire.codecs import Raw
 from thinwire.types import DesyncError, Entry, Mode, Packet, Payload, PayloadError, Section, TensorSpec
 from thinwire.uses.federated.aggregation import Periodic
-from thinwire.uses.federated.choosing.client_profile import Device
-from thinwire.uses.federated.message import Form, Update, Version
+from thinwire.uses.federated.choosing.client_profile import ClientProfile
+from thinwire.uses.federated.message import Update, VersionForm, VersionMessage
 from thinwire.uses.federated.model_copy import ModelCopy
-from thinwire.uses.federated.server import Refusal, Server
+from thinwire.uses.federated.server import Rejected, Server
 
 resource = pytest.importorskip("resource")
 zstandard = pytest.importorskip("zstandard")
@@ -66,7 +66,7 @@ def packets(key: int) -> list[bytes]:
 
 def test_updates_cost_a_server_a_few_models_at_most() -> None:
     server = Server(torch.zeros(1, VALUES), Periodic(), Same())
-    server.join(Device(3, 0.1, 20))
+    server.join(ClientProfile(3, 0.1, 20))
     sequence = server.issue(3).sequence
     before = server.weights
     messages = [Update(3, sequence, 0, 20, 2, data).pack() for data in packets(3)]
@@ -74,20 +74,22 @@ def test_updates_cost_a_server_a_few_models_at_most() -> None:
     with little_memory():
         answers = [server.receive(3, data) for data in messages]
     for answer in answers:
-        assert isinstance(answer, Refusal) and "alloc" not in answer.reason.lower(), answer
+        assert isinstance(answer, Rejected) and "alloc" not in answer.reason.lower(), answer
     assert server.weights is before and not server.waiting
 
 
 def test_versions_cost_a_client_a_few_models_at_most() -> None:
     copy, row = ModelCopy(VALUES), torch.zeros(1, VALUES)
-    copy.take(Version(0, 1, 0, 0, Form.FULL, (packet("Raw()", [row[0]], SHARED),), 1, 0.1, Raw()))
+    copy.take(
+        VersionMessage(0, 1, 0, 0, VersionForm.FULL, (packet("Raw()", [row[0]], SHARED),), 1, 0.1, Raw())
+    )
     messages = [
-        Version(1, 2, 0, 0, form, (data,), 1, 0.1, Raw()).pack()
-        for form in (Form.FULL, Form.WHOLE, Form.MISSED)
+        VersionMessage(1, 2, 0, 0, form, (data,), 1, 0.1, Raw()).pack()
+        for form in (VersionForm.FULL, VersionForm.WHOLE, VersionForm.MISSED)
         for data in packets(SHARED)
     ]
     with little_memory():
         for data in messages:
             with pytest.raises((PayloadError, DesyncError)) as refused:
-                copy.take(Version.unpack(data))
+                copy.take(VersionMessage.unpack(data))
             assert "alloc" not in str(refused.value).lower()

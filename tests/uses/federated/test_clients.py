@@ -14,12 +14,12 @@ from thinwire.codecs import Raw, TopK
 from thinwire.types import DesyncError, InputError
 from thinwire.uses.federated.client import Client
 from thinwire.uses.federated.local_training import LocalSGD, Samples, TrainingError, classification
-from thinwire.uses.federated.message import Version
+from thinwire.uses.federated.message import VersionMessage
 from thinwire.uses.federated.parameters import Parameters, unpack_row
-from thinwire.uses.federated.residuals import Residuals
+from thinwire.uses.federated.residuals import ClientResiduals
 
 
-def issued(federation: Federation, client: int = 1) -> Version:
+def issued(federation: Federation, client: int = 1) -> VersionMessage:
     """Return a version for a client that is asked alone."""
     federation.server.begin([client])
     return federation.server.issue(client)
@@ -35,7 +35,7 @@ def test_a_turn_depends_on_weights_seed_id_and_sequence_alone() -> None:
     for seed, noise in ((0, 1), (0, 2), (7, 1)):
         torch.manual_seed(noise)
         before = torch.get_rng_state()
-        client = Client(1, model(), samples(1), Residuals(), loss=dropping, seed=seed)
+        client = Client(1, model(), samples(1), ClientResiduals(), loss=dropping, seed=seed)
         found.append(client.train(version).packet)
         assert torch.equal(torch.get_rng_state(), before)
     assert found[0] == found[1] != found[2]
@@ -66,7 +66,7 @@ def test_a_version_is_answered_once() -> None:
 def test_a_local_step_is_one_of_sgd() -> None:
     settings = LocalSGD(momentum=0.9, weight_decay=0.01, clip=0.1)
     version = issued(Federation(steps=3, batch=0))
-    update = Client(1, model(), samples(1, 0), Residuals(), local=settings).train(version)
+    update = Client(1, model(), samples(1, 0), ClientResiduals(), local=settings).train(version)
     whole = model()
     start, data = Parameters(whole).read(), samples(1)
     optimiser = torch.optim.SGD(whole.parameters(), version.rate, 0.9, weight_decay=0.01)
@@ -136,8 +136,8 @@ def test_impossible_clients_are_refused() -> None:
         (lambda: Parameters(nn.Flatten()), "no parameter to train"),
         (lambda: Parameters(nn.Linear(2, 1).half()), "weight is torch.float16; cast"),
         (lambda: Parameters(nn.BatchNorm1d(3)), "the model keeps running_mean"),
-        (lambda: Residuals(Delta()), "updates cannot go under Delta"),
-        (lambda: Residuals(references=TopK(0.1)), "references cannot be held"),
+        (lambda: ClientResiduals(Delta()), "updates cannot go under Delta"),
+        (lambda: ClientResiduals(references=TopK(0.1)), "references cannot be held"),
         (lambda: Samples(torch.zeros(0, 2), torch.zeros(0)), "0 inputs for 0 labels"),
         (lambda: Samples(torch.zeros(3, 2), torch.zeros(2)), "3 inputs for 2 labels"),
         (lambda: LocalSGD(momentum=1.0), "momentum=1.0 is not in"),

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from thinwire.codecs import Codec, Raw, TopK, Uniform
 from thinwire.types import InputError
-from thinwire.uses.federated.download import DeltaDownload, FullDownload, Lead, SharedOutlet
-from thinwire.uses.federated.message import Form, Held, Version
+from thinwire.uses.federated.download import DeltaDownload, FullDownload, Lead, SharedSender
+from thinwire.uses.federated.message import Held, VersionForm, VersionMessage
 from thinwire.uses.federated.model_copy import ModelCopy
 
 SPARSE = TopK(0.02, Uniform(4, group=64))
@@ -29,9 +29,9 @@ def walk(values: int, steps: int) -> list[Tensor]:
     return rows
 
 
-def version(number: int, check: int, lead: Lead) -> Version:
+def version(number: int, check: int, lead: Lead) -> VersionMessage:
     """Return a version as it comes over a wire."""
-    return Version.unpack(Version(number, 1, 0, check, *lead, 1, 0.1, Raw()).pack())
+    return VersionMessage.unpack(VersionMessage(number, 1, 0, check, *lead, 1, 0.1, Raw()).pack())
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=str)
@@ -49,11 +49,11 @@ def test_all_copies_of_the_shared_model_are_the_servers(codec: Codec) -> None:
                 forms.add(form)
         weights = weights + 0.1 * torch.randn(1, 64, generator=draw)
         outlet.advance(weights)
-    assert Form.WHOLE in forms
+    assert VersionForm.WHOLE in forms
 
 
 def test_a_copy_that_was_kept_elsewhere_goes_on() -> None:
-    outlet, rows = SharedOutlet(SPARSE, walk(500, 4)[0]), walk(500, 4)
+    outlet, rows = SharedSender(SPARSE, walk(500, 4)[0]), walk(500, 4)
     copy = ModelCopy(500)
     for number, row in enumerate(rows[1:], 1):
         outlet.advance(row)
@@ -61,20 +61,20 @@ def test_a_copy_that_was_kept_elsewhere_goes_on() -> None:
         if copy.row is not None and copy.held is not None:
             again.hold(copy.row.clone(), copy.held.number)
         form, packets = outlet.lead(again.held)
-        assert form is (Form.MISSED if number > 1 else Form.WHOLE)
+        assert form is (VersionForm.MISSED if number > 1 else VersionForm.WHOLE)
         assert same(again.take(version(number, outlet.check, (form, packets))), outlet.given)
         copy = again
 
 
 def test_whoever_missed_versions_gets_the_fewest_bytes() -> None:
     rows = walk(3000, 30)
-    outlet = SharedOutlet(SPARSE, rows[0])
+    outlet = SharedSender(SPARSE, rows[0])
     late = {0: ModelCopy(3000, rows[0])}
     for number, row in enumerate(rows[1:], 1):
         outlet.advance(row)
         late[number] = ModelCopy(3000)
         late[number].take(version(number, outlet.check, outlet.lead(None)))
-    again = SharedOutlet(SPARSE, rows[0])
+    again = SharedSender(SPARSE, rows[0])
     again.load_state_dict(outlet.state_dict(), rows[-1])
     forms = []
     for copy in late.values():
@@ -84,9 +84,9 @@ def test_whoever_missed_versions_gets_the_fewest_bytes() -> None:
         assert sum(map(len, packets)) <= missed
         assert same(copy.take(version(30, outlet.check, lead)), outlet.given)
         forms.append(form)
-    assert forms[0] is Form.PATCH and forms[-2:] == [Form.MISSED, Form.MISSED]
-    assert outlet.lead(late[30].held) == (Form.MISSED, ())  # it holds the newest
-    assert outlet.lead(Held(29, 12345))[0] is Form.WHOLE  # another version 29
+    assert forms[0] is VersionForm.PATCH and forms[-2:] == [VersionForm.MISSED, VersionForm.MISSED]
+    assert outlet.lead(late[30].held) == (VersionForm.MISSED, ())  # it holds the newest
+    assert outlet.lead(Held(29, 12345))[0] is VersionForm.WHOLE  # another version 29
     outlet.advance(rows[0])
     again.advance(rows[0])
     assert same(again.given, outlet.given) and again.check == outlet.check
@@ -109,7 +109,7 @@ def test_a_server_set_back_sends_all_to_a_client_that_is_ahead() -> None:
     federation.server.load_state_dict(state)
     federation.server.begin([0, 1])
     version = federation.server.issue(1, client.held, client.sequence)
-    assert (version.form, version.sequence, version.confirmed) == (Form.WHOLE, 4, 1)
+    assert (version.form, version.sequence, version.confirmed) == (VersionForm.WHOLE, 4, 1)
     taken(federation.server.receive(1, client.train(version).pack()))
     held = federation.server.issue(0, None).held
     assert federation.server.issue(0, held).packets == ()  # it holds the newest
@@ -117,7 +117,7 @@ def test_a_server_set_back_sends_all_to_a_client_that_is_ahead() -> None:
 
 def test_the_log_of_messages_is_bounded_by_the_whole() -> None:
     draw = torch.Generator().manual_seed(0)
-    outlet = SharedOutlet(TopK(0.02, Uniform(4)), torch.zeros(1, 3000))
+    outlet = SharedSender(TopK(0.02, Uniform(4)), torch.zeros(1, 3000))
     for _ in range(200):
         outlet.advance(torch.randn(1, 3000, generator=draw))
     assert 10 < outlet.kept < 100

@@ -13,11 +13,11 @@ from torch import Tensor, nn
 from thinwire.channels.memory import NoMemory
 from thinwire.types import InputError
 from thinwire.uses.federated.aggregation import Synchronous
-from thinwire.uses.federated.choosing.client_profile import Device
+from thinwire.uses.federated.choosing.client_profile import ClientProfile
 from thinwire.uses.federated.client import Client
 from thinwire.uses.federated.local_training import Samples
 from thinwire.uses.federated.parameters import Parameters, Signature
-from thinwire.uses.federated.residuals import Residuals
+from thinwire.uses.federated.residuals import ClientResiduals
 from thinwire.uses.federated.server import Server
 
 
@@ -57,12 +57,12 @@ OTHERS: list[tuple[Callable[[], nn.Module], str]] = [
 
 def client_of(model: nn.Module) -> Client:
     x = torch.randn(12, 6, generator=torch.Generator().manual_seed(0))
-    return Client(0, model, Samples(x, x.argmax(1), 4), Residuals(NoMemory()))
+    return Client(0, model, Samples(x, x.argmax(1), 4), ClientResiduals(NoMemory()))
 
 
 def server_of(model: nn.Module) -> Server:
     server = Server(Parameters(model), Synchronous(), Same())
-    server.join(Device(0, 0.1, 12))
+    server.join(ClientProfile(0, 0.1, 12))
     server.begin([0])
     return server
 

@@ -24,11 +24,11 @@ from thinwire.uses.federated.aggregation import FedBuff, Periodic, Rule
 from thinwire.uses.federated.client import Client
 from thinwire.uses.federated.download import DeltaDownload
 from thinwire.uses.federated.local_training import TrainingError
-from thinwire.uses.federated.message import HEAD, Form, Update, Version
+from thinwire.uses.federated.message import HEAD, Update, VersionForm, VersionMessage
 from thinwire.uses.federated.model_copy import ModelCopy, sum_of
 from thinwire.uses.federated.parameters import unpack_row
-from thinwire.uses.federated.residuals import Residuals
-from thinwire.uses.federated.server import Receipt, Refusal
+from thinwire.uses.federated.residuals import ClientResiduals
+from thinwire.uses.federated.server import Accepted, Rejected
 
 N = 52  # values of the model
 SPARSE = TopK(0.1, Uniform(4, group=16))
@@ -177,45 +177,51 @@ def test_sixteen_thousand_hostile_updates() -> None:
         data = damaged(random, corpus)
         answer = server.receive(sender, again(data) if len(data) > HEAD.size + Update.FORM.size else data)
         found[type(answer).__name__] += 1
-        if isinstance(answer, Receipt):  # other values, or other numbers that are possible
+        if isinstance(answer, Accepted):  # other values, or other numbers that are possible
             assert server.close() == 2 and bool(server.weights.isfinite().all())
             server.load_state_dict(state)
             weights = server.weights
         else:
-            assert isinstance(answer, Refusal) and answer.reason.strip() and "\n" not in answer.reason
+            assert isinstance(answer, Rejected) and answer.reason.strip() and "\n" not in answer.reason
             assert server.weights is weights and server.version == 1 and not server.waiting
         if case % 500 == 0:
             assert kept(server) == before
-    assert kept(server) == before and found["Refusal"] > 12_000 and found["Receipt"] > 100, found
+    assert kept(server) == before and found["Rejected"] > 12_000 and found["Accepted"] > 100, found
 
 
-def versions(codec: Codec) -> list[Version]:
+def versions(codec: Codec) -> list[VersionMessage]:
     """Return a version of each form, for a client that holds version 0."""
     draw = torch.Generator().manual_seed(2)
     rows = [torch.randn(1, N, generator=draw) for _ in range(2)]
     outlet = DeltaDownload(codec).open(rows[0])
-    whole = Version(0, 1, 0, outlet.check, *outlet.lead(None), 1, 0.1, Raw())
+    whole = VersionMessage(0, 1, 0, outlet.check, *outlet.lead(None), 1, 0.1, Raw())
     held = whole.held
     outlet.advance(rows[1])
     number, check, patch = 1, outlet.check, outlet._patch(0)  # type: ignore[attr-defined]
-    missed = Version(number, 1, 0, check, *outlet.lead(held), 1, 0.1, Raw())
-    return [missed, replace(missed, form=Form.PATCH, packets=(patch,)), replace(whole, form=Form.WHOLE)]
+    missed = VersionMessage(number, 1, 0, check, *outlet.lead(held), 1, 0.1, Raw())
+    return [
+        missed,
+        replace(missed, form=VersionForm.PATCH, packets=(patch,)),
+        replace(whole, form=VersionForm.WHOLE),
+    ]
 
 
 def test_four_thousand_hostile_versions_leave_a_client_that_asks_for_the_whole() -> None:
     *later, whole = versions(Uniform(4, group=16))
-    assert [v.form for v in later] == [Form.MISSED, Form.PATCH]
-    full = Version(1, 1, 0, sum_of(values(1.0)), Form.FULL, (packet(values(1.0), 0),), 1, 0.1, SPARSE)
+    assert [v.form for v in later] == [VersionForm.MISSED, VersionForm.PATCH]
+    full = VersionMessage(
+        1, 1, 0, sum_of(values(1.0)), VersionForm.FULL, (packet(values(1.0), 0),), 1, 0.1, SPARSE
+    )
     random, found = Random(2), Counter[str]()
     corpus = [v.pack() for v in (whole, *later, full)]
-    client = Client(1, model(), samples(1), Residuals())
+    client = Client(1, model(), samples(1), ClientResiduals())
     client.train(whole)
     row = client._copy.take(whole)
     for case in range(4_000):
         data = resigned(damaged(random, corpus).ljust(8, b"\0"))
         state = client.residuals.state_dict() if case % 50 == 0 else {}
         try:
-            version = Version.unpack(data)
+            version = VersionMessage.unpack(data)
             packets = tuple(resigned(bytes(p)) if p[:2] == wire.MAGIC else p for p in version.packets)
             client.train(replace(version, packets=packets, sequence=client.sequence + 1, steps=1))
             found["taken"] += 1
@@ -284,7 +290,7 @@ def test_an_update_is_read_as_it_was_written() -> None:
     assert update.pack().hex() == (
         "54460201654e82230000000000000040030000000000000004000000000000000500000000000000060000007061636b6574"
     )
-    version = Version(5, 6, 4, 7, Form.MISSED, (b"ab",), 3, 0.5, TopK(0.1))
+    version = VersionMessage(5, 6, 4, 7, VersionForm.MISSED, (b"ab",), 3, 0.5, TopK(0.1))
     assert version.pack().hex() == (
         "544602023c7bf107"
         "0500000000000000"
@@ -300,4 +306,4 @@ def test_an_update_is_read_as_it_was_written() -> None:
         "020000006162"
     )
     for version in versions(SPARSE):
-        assert len(version.pack()) == version.nbytes and Version.unpack(version.pack()) == version
+        assert len(version.pack()) == version.nbytes and VersionMessage.unpack(version.pack()) == version

@@ -20,13 +20,13 @@ from thinwire.channels.references import References
 from thinwire.codecs import Cast, Codec, Entropy, HardThreshold, Raw, TopK, Uniform
 from thinwire.types import InputError, ThinwireError
 from thinwire.uses.federated.aggregation import FedAsync, FedBuff, Periodic, Rule, Synchronous, moved
-from thinwire.uses.federated.choosing.client_profile import Assignment, Device, Situation
-from thinwire.uses.federated.client_scheduler import Conductor
+from thinwire.uses.federated.choosing.client_profile import Assignment, ClientProfile, Situation
+from thinwire.uses.federated.client_scheduler import ClientScheduler
 from thinwire.uses.federated.download import DeltaDownload, FullDownload
 from thinwire.uses.federated.message import Update
 from thinwire.uses.federated.parameters import Parameters, unpack_row
-from thinwire.uses.federated.residuals import Residuals
-from thinwire.uses.federated.server import Receipt
+from thinwire.uses.federated.residuals import ClientResiduals
+from thinwire.uses.federated.server import Accepted
 
 RULES: list[Rule] = [Synchronous(), Synchronous("participants"), FedAsync(), FedBuff(3), Periodic(a=0.5)]
 SPARSE = TopK(0.1, Uniform(4, group=16))
@@ -65,8 +65,8 @@ def test_every_rule_learns_by_every_download(rule: Rule, download: FullDownload 
     assert traffic.raw_up == traffic.raw_down == 8 * 4 * federation.server.weights.numel()
 
 
-class Noted(Residuals):
-    """Residuals that note what clients computed."""
+class Noted(ClientResiduals):
+    """ClientResiduals that note what clients computed."""
 
     computed: defaultdict[int, Tensor]
 
@@ -119,7 +119,7 @@ def test_what_was_computed_is_applied_once_or_still_to_be_sent(
         for i, data in [*late, *under_way[-1:][: random.randrange(3)]]:
             answer = server.receive(i, data)
             outcomes[type(answer).__name__] += 1
-            if isinstance(answer, Receipt):
+            if isinstance(answer, Accepted):
                 row = unpack_row(Update.unpack(data).packet, first.numel(), i)
                 applied[i] = applied[i] + row.double()
     assert min(outcomes.values()) > 15, outcomes
@@ -132,7 +132,7 @@ def test_what_was_computed_is_applied_once_or_still_to_be_sent(
 
 
 def test_without_a_memory_nothing_is_kept() -> None:
-    federation = Federation(codec=SPARSE, residuals=Residuals(NoMemory()))
+    federation = Federation(codec=SPARSE, residuals=ClientResiduals(NoMemory()))
     federation.round()
     assert federation.residuals.sent == 0
     assert all(x.numel() == 0 for x in federation.residuals.state_dict().values())
@@ -191,7 +191,7 @@ def test_a_server_goes_on_from_its_state_bit_for_bit(rule: Rule) -> None:
 def test_residuals_on_disk_are_those_in_memory() -> None:
     store = DiskStore(memory=300)
     found = []
-    for residuals in (Residuals(), Residuals(store=store)):
+    for residuals in (ClientResiduals(), ClientResiduals(store=store)):
         federation = Federation(codec=SPARSE, residuals=residuals)
         for _ in range(4):
             federation.round()
@@ -204,7 +204,7 @@ def test_residuals_on_disk_are_those_in_memory() -> None:
     ("references", "most"), [(Raw(), 4.0), (Cast("float16"), 2.0), (Uniform(8, group=16), 1.2)]
 )
 def test_residuals_take_what_their_form_takes(references: Codec, most: float) -> None:
-    federation = Federation(codec=SPARSE, residuals=Residuals(references=references))
+    federation = Federation(codec=SPARSE, residuals=ClientResiduals(references=references))
     federation.round()
     state = federation.residuals.state_dict()
     for i in federation.clients:
@@ -254,7 +254,7 @@ class Listening(Same):
 
     norms: tuple[float, ...] = ()
 
-    def assign(self, devices: Sequence[Device], situation: Situation) -> list[Assignment]:
+    def assign(self, devices: Sequence[ClientProfile], situation: Situation) -> list[Assignment]:
         self.norms = situation.norms
         return super().assign(devices, situation)
 
@@ -304,9 +304,9 @@ def test_a_round_is_over_those_who_were_there_as_it_began() -> None:
         before = server.assignments()
         if unrest:
             server.leave(3)
-            server.join(Device(7, 0.1, 1000))
+            server.join(ClientProfile(7, 0.1, 1000))
             server.leave(2)
-            server.join(Device(1, 0.1, server.device(1).samples + 50))
+            server.join(ClientProfile(1, 0.1, server.device(1).samples + 50))
             copy = Federation(Synchronous("participants")).server
             copy.load_state_dict(server.state_dict())
             federation.server = server = copy
@@ -331,7 +331,9 @@ def test_who_does_not_answer_in_time_is_left_out_for_longer_each_time() -> None:
             updates[client] = federation.update(client)
 
     updates: dict[int, bytes] = {}
-    conductor = Conductor(server, lambda: server.clients, begin, lambda made: made.number < 40, lambda: 0.0)
+    conductor = ClientScheduler(
+        server, lambda: server.clients, begin, lambda made: made.number < 40, lambda: 0.0
+    )
     conductor.start(federation.clients)
     while conductor.going:
         for client, update in list(updates.items()):

@@ -8,7 +8,7 @@ from federation import RATE, SIZES, Federation, taken
 
 from thinwire.types import InputError, ThinwireError
 from thinwire.uses.federated.aggregation import (
-    Arrival,
+    ArrivedUpdate,
     FedAsync,
     FedBuff,
     Periodic,
@@ -23,7 +23,7 @@ from thinwire.uses.federated.local_training import Decay
 from thinwire.uses.federated.message import Update
 from thinwire.uses.federated.parameters import unpack_row
 
-TWO = [Arrival(0, 1, 30, staleness=0), Arrival(3, 2, 10, staleness=3)]
+TWO = [ArrivedUpdate(0, 1, 30, staleness=0), ArrivedUpdate(3, 2, 10, staleness=3)]
 ALL = All(clients=8, samples=160, asked=4)
 
 
@@ -61,11 +61,11 @@ def test_when_a_version_is_due() -> None:
 @pytest.mark.parametrize("rule", [Synchronous(), Synchronous("participants"), Periodic()], ids=str)
 def test_updates_without_any_weight_are_one_sentence(rule: Rule) -> None:
     with pytest.raises(ThinwireError, match="clients 4, 5 have no weight together; give each some samples"):
-        rule.shares([Arrival(4, 1, 0), Arrival(5, 1, 0)], ALL)
+        rule.shares([ArrivedUpdate(4, 1, 0), ArrivedUpdate(5, 1, 0)], ALL)
 
 
 def test_a_discount_beyond_all_floats_is_nothing() -> None:
-    assert FedAsync(a=1000.0).shares([Arrival(0, 1, 5, staleness=9)], ALL) == [0.0]
+    assert FedAsync(a=1000.0).shares([ArrivedUpdate(0, 1, 5, staleness=9)], ALL) == [0.0]
 
 
 @pytest.mark.parametrize(

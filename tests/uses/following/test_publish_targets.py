@@ -12,7 +12,7 @@ from waiting import HOST, until
 
 from thinwire.types import InputError, LinkError
 from thinwire.uses.following import publish_targets
-from thinwire.uses.following.publish_targets import Outlets
+from thinwire.uses.following.publish_targets import PublishTargets
 from thinwire.uses.following.pull.store_reader import ShelfReader
 from thinwire.uses.following.push.follower import Follower
 
@@ -22,7 +22,7 @@ pytest.importorskip("zstandard")
 
 def test_a_follower_and_a_store_get_the_same_versions(tmp_path: Path) -> None:
     w, store = small(1), tmp_path / "store"
-    both = Outlets(dict(w), name="policy")
+    both = PublishTargets(dict(w), name="policy")
     try:
         both.listen(HOST, 0)
         both.keep(str(store))
@@ -44,7 +44,7 @@ def test_a_follower_and_a_store_get_the_same_versions(tmp_path: Path) -> None:
 def test_publishing_once_says_what_it_waited_for(followed: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(publish_targets, "PATIENCE", 0.5)
     w = small(400)
-    both = Outlets(dict(w))
+    both = PublishTargets(dict(w))
     both.listen(HOST, 0)
     push = both.push
     assert push is not None

@@ -17,7 +17,7 @@ WEIGHTS = ("samples", "equal")
 
 
 @dataclass(frozen=True)
-class Arrival:
+class ArrivedUpdate:
     """What a rule knows of an update; ``staleness``: versions since the one that it started from."""
 
     client: int
@@ -58,7 +58,7 @@ class Rule(Protocol):
         """Return whether the updates that ``arrived`` make a version, where ``missing`` are to come."""
         ...
 
-    def shares(self, arrivals: Sequence[Arrival], federation: Federation) -> list[float]:
+    def shares(self, arrivals: Sequence[ArrivedUpdate], federation: Federation) -> list[float]:
         """Return the share of each update. Errors: ``ThinwireError`` where all weights are zero."""
         ...
 
@@ -71,9 +71,9 @@ class Synchronous(Spec):
     that the step is smaller where some do not answer. Sources: FedAvg (arXiv 1602.05629); the scaling n / |S|
     of gamma-FedHT (arXiv 2505.12479, Algorithm 1) [quoted]. ``rate``: the server's step size.
 
-    >>> Synchronous().shares([Arrival(0, 1, 30), Arrival(1, 1, 10)], Federation(4, 80, 2))
+    >>> Synchronous().shares([ArrivedUpdate(0, 1, 30), ArrivedUpdate(1, 1, 10)], Federation(4, 80, 2))
     [0.75, 0.25]
-    >>> Synchronous("participants").shares([Arrival(0, 1, 30)], Federation(4, 80, 2))
+    >>> Synchronous("participants").shares([ArrivedUpdate(0, 1, 30)], Federation(4, 80, 2))
     [0.75]
     """
 
@@ -91,7 +91,7 @@ class Synchronous(Spec):
     def is_due(self, arrived: int, missing: int) -> bool:
         return arrived > 0 and not missing
 
-    def shares(self, arrivals: Sequence[Arrival], federation: Federation) -> list[float]:
+    def shares(self, arrivals: Sequence[ArrivedUpdate], federation: Federation) -> list[float]:
         total: float = _total([float(a.samples) for a in arrivals], arrivals)
         if self.scaling == "participants":
             total = federation.samples * federation.asked / federation.clients
@@ -105,7 +105,7 @@ class FedAsync(Spec):
     Source: FedAsync (arXiv 1903.03934), with its polynomial discount; the weights mixed are the start less
     the update as it was decoded.
 
-    >>> FedAsync(0.5, a=1.0).shares([Arrival(0, 1, 30, staleness=1)], Federation(4, 80))
+    >>> FedAsync(0.5, a=1.0).shares([ArrivedUpdate(0, 1, 30, staleness=1)], Federation(4, 80))
     [0.25]
     """
 
@@ -123,7 +123,7 @@ class FedAsync(Spec):
     def is_due(self, arrived: int, missing: int) -> bool:
         return arrived > 0
 
-    def shares(self, arrivals: Sequence[Arrival], federation: Federation) -> list[float]:
+    def shares(self, arrivals: Sequence[ArrivedUpdate], federation: Federation) -> list[float]:
         return [self.alpha * discount(a.staleness, self.a) for a in arrivals]
 
 
@@ -150,7 +150,7 @@ class FedBuff(Spec):
     def is_due(self, arrived: int, missing: int) -> bool:
         return arrived >= self.size
 
-    def shares(self, arrivals: Sequence[Arrival], federation: Federation) -> list[float]:
+    def shares(self, arrivals: Sequence[ArrivedUpdate], federation: Federation) -> list[float]:
         return [self.rate * discount(a.staleness, self.a) / len(arrivals) for a in arrivals]
 
 
@@ -180,7 +180,7 @@ class Periodic(Spec):
     def is_due(self, arrived: int, missing: int) -> bool:
         return False
 
-    def shares(self, arrivals: Sequence[Arrival], federation: Federation) -> list[float]:
+    def shares(self, arrivals: Sequence[ArrivedUpdate], federation: Federation) -> list[float]:
         weights = [float(x.samples) if self.weights == "samples" else 1.0 for x in arrivals]
         total = _total(weights, arrivals)
         return [
@@ -209,7 +209,7 @@ def moved(weights: Tensor, changes: Iterable[tuple[float, Tensor]]) -> Tensor:
     return weights.double().sub_(total).float()
 
 
-def _total(weights: Sequence[float], arrivals: Sequence[Arrival]) -> float:
+def _total(weights: Sequence[float], arrivals: Sequence[ArrivedUpdate]) -> float:
     total = sum(weights)
     if not total > 0:
         who = ", ".join(str(a.client) for a in arrivals[:8]) or "none"

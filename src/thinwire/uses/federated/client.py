@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from thinwire.types import DesyncError, require
 from thinwire.uses.federated.local_training import Data, LocalSGD, Loss, check_finite, classification
-from thinwire.uses.federated.message import Held, Update, Version
+from thinwire.uses.federated.message import Held, Update, VersionMessage
 from thinwire.uses.federated.model_copy import ModelCopy
 from thinwire.uses.federated.parameters import Parameters, Signature
-from thinwire.uses.federated.residuals import Residuals
+from thinwire.uses.federated.residuals import ClientResiduals
 
 
 class Client:
@@ -27,11 +27,11 @@ class Client:
     versions are followed (default: a copy of its own). ``parameters``: the model's, where many share it.
 
     >>> from thinwire.codecs import Raw
-    >>> from thinwire.uses.federated.message import Form
+    >>> from thinwire.uses.federated.message import VersionForm
     >>> from thinwire.uses.federated.local_training import Samples
     >>> data = Samples(torch.randn(20, 3), torch.zeros(20, dtype=torch.int64))
-    >>> client = Client(0, nn.Linear(3, 2), data, Residuals())
-    >>> version = Version(0, 1, 0, 0, Form.FULL, (), steps=2, rate=0.1, codec=Raw())
+    >>> client = Client(0, nn.Linear(3, 2), data, ClientResiduals())
+    >>> version = VersionMessage(0, 1, 0, 0, VersionForm.FULL, (), steps=2, rate=0.1, codec=Raw())
     >>> client.train(version, start=torch.zeros(1, 8)).samples
     20
     """
@@ -41,7 +41,7 @@ class Client:
         id: int,
         model: nn.Module,
         data: Data,
-        residuals: Residuals,
+        residuals: ClientResiduals,
         *,
         loss: Loss = classification,
         local: LocalSGD | None = None,
@@ -70,7 +70,7 @@ class Client:
         """What version the next one may lead on from; to be told to the server with each request."""
         return self._copy.held
 
-    def train(self, version: Version, start: Tensor | None = None) -> Update:
+    def train(self, version: VersionMessage, start: Tensor | None = None) -> Update:
         """Return the update that answers ``version``.
 
         ``start`` [1, N]: the values of that version, where the caller has them; they are not decoded then.
@@ -85,7 +85,7 @@ class Client:
         self.residuals.prefetch(self.id)
         return self.answer(version, self.change(version, values))
 
-    def answer(self, version: Version, change: Tensor) -> Update:
+    def answer(self, version: VersionMessage, change: Tensor) -> Update:
         """Return the update for what the local steps of ``version`` changed, [1, N]."""
         self._check_new(version)
         self.residuals.settle(self.id, version.confirmed)
@@ -93,14 +93,14 @@ class Client:
         self.sequence, samples = version.sequence, self.data.samples
         return Update(self.id, version.sequence, version.number, samples, version.steps, packet)
 
-    def _check_new(self, version: Version) -> None:
+    def _check_new(self, version: VersionMessage) -> None:
         made, last = version.sequence, self.sequence  # settled by a newer version; it would be sent twice
         wrong = f"update {made} was made already, and {last} is the last; ask for another version"
         require(made > last, DesyncError, wrong)
         theirs = Signature(version.model) if version.model else None
         Signature(self.signature.digest).check(theirs, f"the server's model, version {version.number},")
 
-    def change(self, version: Version, start: Tensor) -> Tensor:
+    def change(self, version: VersionMessage, start: Tensor) -> Tensor:
         """Return start less end [1, N] of the local steps from ``start``; what is undelivered stays so."""
         who = f"client {self.id}, version {version.number}"
         seed = _seed(self._seed, self.id, version.sequence)

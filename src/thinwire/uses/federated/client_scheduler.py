@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from thinwire.types import LinkError, require
-from thinwire.uses.federated.message import Version
-from thinwire.uses.federated.server import Receipt, Refusal, Server
+from thinwire.uses.federated.message import VersionMessage
+from thinwire.uses.federated.server import Accepted, Rejected, Server
 
 ASKED_AGAIN = 1  # how often a round that nobody answered is repeated
 SILENCE = 100  # turns in a row that may end without an update where there are no rounds; twice all, if more
@@ -20,7 +20,7 @@ KEPT = 100  # refusals of a client that are kept; of more, the last one says so
 
 
 @dataclass
-class Made:
+class MadeVersion:
     """A version that was made, and of what."""
 
     number: int
@@ -31,32 +31,32 @@ class Made:
 
 
 @dataclass
-class Tally:
+class TurnCounts:
     """What clients did, each counted by client."""
 
     steps: Counter[int] = field(default_factory=Counter)
     turns: Counter[int] = field(default_factory=Counter)
     kept: Counter[int] = field(default_factory=Counter)  # values that it sent, of all that were taken
-    refused: list[tuple[float, Refusal]] = field(default_factory=list)  # with when it was
+    refused: list[tuple[float, Rejected]] = field(default_factory=list)  # with when it was
     _refusals: Counter[int] = field(default_factory=Counter)
 
-    def issued(self, version: Version, client: int) -> None:
+    def issued(self, version: VersionMessage, client: int) -> None:
         """Count a turn that begins."""
         self.turns[client] += 1
         self.steps[client] += version.steps
 
-    def refuse(self, at: float, refusal: Refusal) -> None:
+    def refuse(self, at: float, refusal: Rejected) -> None:
         """Note why an update was not taken, or did not come; of one client not without end."""
         self._refusals[refusal.client] += 1
         many = self._refusals[refusal.client]
         if many == KEPT:
-            refusal = Refusal(refusal.client, f"{refusal.reason}; more of this client are not listed")
+            refusal = Rejected(refusal.client, f"{refusal.reason}; more of this client are not listed")
         if many <= KEPT:
             self.refused.append((at, refusal))
 
 
 @dataclass
-class Conductor:
+class ClientScheduler:
     """Let clients begin as the server's rule has it, until ``made``, which hears of each version, says so.
 
     ``present``: who can take part in a round that begins now. ``begin``: gives a client the newest version.
@@ -68,13 +68,13 @@ class Conductor:
     server: Server
     present: Callable[[], Sequence[int]]
     begin: Callable[[int], None]
-    made: Callable[[Made], bool]
+    made: Callable[[MadeVersion], bool]
     clock: Callable[[], float]
     seed: int = 0
     participate: int = 0
     remedy: str = "look at what became of them"
     going: bool = True
-    tally: Tally = field(default_factory=Tally)
+    tally: TurnCounts = field(default_factory=TurnCounts)
 
     def __post_init__(self) -> None:
         resumed = [self.server.version] if self.server.version else []  # or the same would be drawn again
@@ -82,7 +82,7 @@ class Conductor:
         self._idle: set[int] = set()
         self._busy: set[int] = set()  # clients with a turn under way, where there are no rounds
         self._answered: set[int] = set()  # clients that wait for the end of a period
-        self._arrived: list[Receipt] = []  # for the next version
+        self._arrived: list[Accepted] = []  # for the next version
         self._silent: Counter[int] = Counter()  # turns by client since an update came
         self._again = 0  # rounds in a row that nobody answered
         self._late: Counter[int] = Counter()  # turns in a row that a client did not answer in time
@@ -107,9 +107,9 @@ class Conductor:
         self._idle.discard(client)
         self._answered.discard(client)
 
-    def came(self, client: int, found: Receipt | Refusal) -> None:
+    def came(self, client: int, found: Accepted | Rejected) -> None:
         """Go on after a client's update: taken or refused."""
-        if isinstance(found, Receipt):
+        if isinstance(found, Accepted):
             self._arrived.append(found)
             self.tally.kept[client] += found.kept
             self._silent.clear()
@@ -165,7 +165,7 @@ class Conductor:
         came, self._arrived = self._arrived, []
         many = max(1, len(came))
         late, kept = sum(r.staleness for r in came) / many, sum(r.kept for r in came) / many
-        self.going = self.made(Made(number, self.clock(), len(came), late, kept))
+        self.going = self.made(MadeVersion(number, self.clock(), len(came), late, kept))
 
     def _next_round(self, number: int | None) -> None:
         """Begin another round, where this one made a version; repeat one that nobody answered."""

@@ -19,15 +19,15 @@ from thinwire.codecs import Cast, Codec, Raw, TopK, Uniform
 from thinwire.spec import Spec
 from thinwire.state.history import History
 from thinwire.types import InputError, require
-from thinwire.uses.federated.message import Form, Held
+from thinwire.uses.federated.message import Held, VersionForm
 from thinwire.uses.federated.model_copy import NAME, layout_of, sum_of, whole
 from thinwire.uses.federated.parameters import byte_tensor
 
-Lead = tuple[Form, tuple[bytes, ...]]  # how a version is sent, and its packets
+Lead = tuple[VersionForm, tuple[bytes, ...]]  # how a version is sent, and its packets
 LOG = 8  # models that the history may take: with 8 bytes a word that moved, it reaches as far as the messages
 
 
-class Outlet(Protocol):
+class VersionSender(Protocol):
     """The server's end of all downloads: what clients are given of the newest version."""
 
     @property
@@ -61,8 +61,8 @@ class Outlet(Protocol):
 class Download(Protocol):
     """A way to send versions, as a value."""
 
-    def open(self, weights: Tensor) -> Outlet:
-        """Return the outlet whose version 0 is ``weights`` [1, N]."""
+    def open(self, weights: Tensor) -> VersionSender:
+        """Return the sender whose version 0 is ``weights`` [1, N]."""
         ...
 
 
@@ -77,8 +77,8 @@ class FullDownload(Spec):
         wrong = f"a version cannot be sent whole by {self.codec!r}; take Raw(), a Cast, or DeltaDownload"
         require(isinstance(self.codec, (Raw, Cast)), InputError, wrong)
 
-    def open(self, weights: Tensor) -> Outlet:
-        return FullOutlet(self.codec, weights)
+    def open(self, weights: Tensor) -> VersionSender:
+        return FullSender(self.codec, weights)
 
 
 @dataclass(frozen=True, repr=False)
@@ -93,11 +93,11 @@ class DeltaDownload(Spec):
 
     codec: Codec = TopK(0.02, Uniform(4, group=64))  # noqa: RUF009 -- frozen
 
-    def open(self, weights: Tensor) -> Outlet:
-        return SharedOutlet(self.codec, weights)
+    def open(self, weights: Tensor) -> VersionSender:
+        return SharedSender(self.codec, weights)
 
 
-class FullOutlet:
+class FullSender:
     """Code the newest version once, when it is first asked for."""
 
     def __init__(self, codec: Codec, weights: Tensor) -> None:
@@ -117,7 +117,7 @@ class FullOutlet:
         return self._code()[2]
 
     def lead(self, held: Held | None) -> Lead:
-        return Form.FULL, (self._code()[0],)
+        return VersionForm.FULL, (self._code()[0],)
 
     def _code(self) -> tuple[bytes, Tensor, int]:
         if self._coded is None:
@@ -132,7 +132,7 @@ class FullOutlet:
         self.advance(weights)
 
 
-class SharedOutlet:
+class SharedSender:
     """Move the shared model by what is sent, and keep the messages that clients may have missed.
 
     Messages are kept while together they take fewer bytes than the model. Patches are made for versions as
@@ -187,13 +187,13 @@ class SharedOutlet:
     def lead(self, held: Held | None) -> Lead:
         behind = -1 if held is None else self._number - held.number
         if held is None or not 0 <= behind < len(self._checks) or self._checks[-1 - behind] != held.check:
-            return Form.WHOLE, (self._patch(-1),)
+            return VersionForm.WHOLE, (self._patch(-1),)
         missed = tuple(islice(self._log, len(self._log) - behind, None))
         if behind < 2:  # a message alone is less than the words that it moved
-            return Form.MISSED, missed
-        ways: list[Lead] = [(Form.MISSED, missed), (Form.WHOLE, (self._patch(-1),))]
+            return VersionForm.MISSED, missed
+        ways: list[Lead] = [(VersionForm.MISSED, missed), (VersionForm.WHOLE, (self._patch(-1),))]
         if self._history.knows(held.number + 1):
-            ways.append((Form.PATCH, (self._patch(held.number),)))
+            ways.append((VersionForm.PATCH, (self._patch(held.number),)))
         return min(ways, key=lambda way: sum(map(len, way[1])))
 
     def _patch(self, base: int) -> bytes:

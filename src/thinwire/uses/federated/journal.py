@@ -7,13 +7,13 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from thinwire.types import DesyncError, require
-from thinwire.uses.federated.choosing.client_profile import Device
+from thinwire.uses.federated.choosing.client_profile import ClientProfile
 from thinwire.uses.federated.client import Client
-from thinwire.uses.federated.message import Held, Version
-from thinwire.uses.federated.server import Receipt, Refusal, Server
+from thinwire.uses.federated.message import Held, VersionMessage
+from thinwire.uses.federated.server import Accepted, Rejected, Server
 
 
-class Entry(NamedTuple):
+class JournalEntry(NamedTuple):
     """Something that a server was told to do: JSON has the same values."""
 
     act: str
@@ -29,51 +29,51 @@ class WitnessedServer(Server):
 
     def __init__(self, *args: Any, **options: Any) -> None:
         super().__init__(*args, **options)
-        self.journal: list[Entry] = []
+        self.journal: list[JournalEntry] = []
 
-    def join(self, device: Device) -> None:
-        self.journal.append(Entry("join", device.id, dataclasses.asdict(device)))
+    def join(self, device: ClientProfile) -> None:
+        self.journal.append(JournalEntry("join", device.id, dataclasses.asdict(device)))
         super().join(device)
 
     def leave(self, client: int) -> int | None:
-        self.journal.append(Entry("leave", client))
+        self.journal.append(JournalEntry("leave", client))
         return super().leave(client)
 
     def begin(self, clients: Iterable[int]) -> None:
         asked = list(clients)
         super().begin(asked)
-        self.journal.append(Entry("begin", 0, asked))
+        self.journal.append(JournalEntry("begin", 0, asked))
 
-    def issue(self, client: int, held: Held | None = None, after: int = 0) -> Version:
+    def issue(self, client: int, held: Held | None = None, after: int = 0) -> VersionMessage:
         version = super().issue(client, held, after)
-        self.journal.append(Entry("issue", client, [held, after]))
+        self.journal.append(JournalEntry("issue", client, [held, after]))
         return version
 
-    def receive(self, client: int, data: bytes | memoryview) -> Receipt | Refusal:
+    def receive(self, client: int, data: bytes | memoryview) -> Accepted | Rejected:
         place = len(self.journal)
         found = super().receive(client, data)
-        if isinstance(found, Receipt):
-            self.journal.insert(place, Entry("receive", client))
+        if isinstance(found, Accepted):
+            self.journal.insert(place, JournalEntry("receive", client))
         return found
 
     def give_up(self, client: int) -> int | None:
-        self.journal.append(Entry("give_up", client))
+        self.journal.append(JournalEntry("give_up", client))
         return super().give_up(client)
 
     def close(self) -> int | None:
-        self.journal.append(Entry("close"))
+        self.journal.append(JournalEntry("close"))
         return super().close()
 
 
-def replay(journal: Iterable[Entry], server: Server, clients: Mapping[int, Client]) -> None:
+def replay(journal: Iterable[JournalEntry], server: Server, clients: Mapping[int, Client]) -> None:
     """Do with ``server`` and ``clients``, which are new, what a journal says.
 
     Errors: ``DesyncError`` where an update is refused that was taken then.
     """
-    given: dict[int, Version] = {}
+    given: dict[int, VersionMessage] = {}
     for act, client, values in journal:
         if act == "join":
-            server.join(Device(**values))
+            server.join(ClientProfile(**values))
         elif act == "leave":
             server.leave(client)
         elif act == "begin":
@@ -83,7 +83,7 @@ def replay(journal: Iterable[Entry], server: Server, clients: Mapping[int, Clien
             given[client] = server.issue(client, Held(*held) if held else None, after)
         elif act == "receive":
             found = server.receive(client, clients[client].train(given.pop(client)).pack())
-            taken = isinstance(found, Receipt)
+            taken = isinstance(found, Accepted)
             require(taken, DesyncError, f"the update of client {client} was taken, and now: {found}")
         elif act == "give_up":
             server.give_up(client)

@@ -27,7 +27,7 @@ VERSION = struct.Struct("<QQQIBHIdQ")
 TEXT, LENGTH = struct.Struct("<H"), struct.Struct("<I")
 
 
-class Form(enum.IntEnum):
+class VersionForm(enum.IntEnum):
     """How a version is sent."""
 
     FULL = 0  # as it is; the client keeps nothing of it
@@ -79,7 +79,7 @@ class Update(Head):
 
 
 @dataclass(frozen=True)
-class Version:
+class VersionMessage:
     """A version of the model for one client, and what it is to do with it.
 
     ``sequence`` is the number of the update that answers it, and ``confirmed`` that of the client's last
@@ -92,7 +92,7 @@ class Version:
     sequence: int
     confirmed: int
     check: int
-    form: Form
+    form: VersionForm
     packets: tuple[bytes | memoryview, ...]
     steps: int
     rate: float
@@ -108,7 +108,7 @@ class Version:
     @property
     def held(self) -> Held | None:
         """What a client holds that took this version; None where it keeps nothing."""
-        return None if self.form is Form.FULL else Held(self.number, self.check)
+        return None if self.form is VersionForm.FULL else Held(self.number, self.check)
 
     def pack(self) -> bytes:
         """Return the version as bytes."""
@@ -119,20 +119,20 @@ class Version:
         return _signed(2, b"".join([*parts, *(b for p in self.packets for b in (LENGTH.pack(len(p)), p))]))
 
     @classmethod
-    def unpack(cls, data: bytes | memoryview) -> Version:
+    def unpack(cls, data: bytes | memoryview) -> VersionMessage:
         """Read what ``pack`` wrote; ``PayloadError`` for anything else."""
         cursor = _opened(data, 2, "a version")
         number, sequence, confirmed, check, form, packets, steps, rate, model = cursor.unpack(VERSION)
         most = max(number, sequence, confirmed)
         require(most < MAX_KEY, PayloadError, f"a version with the number {most}, beyond 2**63")
-        fits = form == Form.MISSED or (form < Form.MISSED and packets == 1)
+        fits = form == VersionForm.MISSED or (form < VersionForm.MISSED and packets == 1)
         require(fits, PayloadError, f"a version of form {form} in {packets} packets")
         require(1 <= steps <= MAX_STEPS, PayloadError, f"a version that asks for {steps} local steps")
         require(0 < rate < math.inf, PayloadError, f"a version that asks for a step size of {rate}")
         codec = parse_codec(_ascii(cursor.take(*cursor.unpack(TEXT))))
         found = tuple(cursor.take(*cursor.unpack(LENGTH)) for _ in range(packets))
         cursor.close()
-        return cls(number, sequence, confirmed, check, Form(form), found, steps, rate, codec, model)
+        return cls(number, sequence, confirmed, check, VersionForm(form), found, steps, rate, codec, model)
 
 
 def _signed(kind: int, body: bytes) -> bytes:

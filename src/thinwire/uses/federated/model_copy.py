@@ -25,7 +25,7 @@ from thinwire.types import (
     ThinwireError,
     require,
 )
-from thinwire.uses.federated.message import Form, Held, Version
+from thinwire.uses.federated.message import Held, VersionForm, VersionMessage
 from thinwire.uses.federated.parameters import most_nbytes, unpack_row
 
 NAME = "model"  # of the one tensor of a shared model, in patches
@@ -74,7 +74,7 @@ class ModelCopy:
         self._set(row, number)
         self.held = Held(number, sum_of(row))
 
-    def take(self, version: Version) -> Tensor:
+    def take(self, version: VersionMessage) -> Tensor:
         """Return the values of ``version`` [1, N], float32, not to be written to.
 
         Errors: ``PayloadError`` or ``DesyncError``; then nothing is held, and the next version comes whole.
@@ -86,7 +86,7 @@ class ModelCopy:
         except ThinwireError:
             self.drop()
             raise
-        if version.form is not Form.FULL:
+        if version.form is not VersionForm.FULL:
             self._row, self.held = row, version.held
         return row
 
@@ -95,22 +95,22 @@ class ModelCopy:
         self._receiver.reset()
         self._row = self.held = None
 
-    def _values_of(self, version: Version) -> Tensor:
-        if version.form is Form.FULL:
+    def _values_of(self, version: VersionMessage) -> Tensor:
+        if version.form is VersionForm.FULL:
             return unpack_row(version.packets[0], self._values, SHARED)
-        if version.form is Form.WHOLE:
+        if version.form is VersionForm.WHOLE:
             return self._patched(None, version)
         row, base = self._row, version.number - len(version.packets)
         held = None if self.held is None else self.held.number
-        if row is None or held is None or (version.form is Form.MISSED and held != base):
+        if row is None or held is None or (version.form is VersionForm.MISSED and held != base):
             raise DesyncError(f"version {version.number} leads on from another than is held, {held}")
-        if version.form is Form.PATCH:
+        if version.form is VersionForm.PATCH:
             return self._patched(row, version)
         for number, data in enumerate(version.packets, base + 1):
             row = self._follow(data, number)
         return row
 
-    def _patched(self, row: Tensor | None, version: Version) -> Tensor:
+    def _patched(self, row: Tensor | None, version: VersionMessage) -> Tensor:
         """Return what the patch in ``version`` makes of ``row``, or of nothing, and hold that."""
         layout = layout_of(self._values)
         patch = Patch.unpack(version.packets[0], most_nbytes(self._values))

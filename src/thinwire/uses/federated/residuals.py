@@ -16,14 +16,14 @@ from thinwire.types import InputError, require
 from thinwire.uses.federated.parameters import byte_tensor, unpack_row
 
 
-class Sent(NamedTuple):
+class SentUpdate(NamedTuple):
     """An update that is under way, or lost."""
 
     sequence: int
     packet: bytes
 
 
-class Residuals:
+class ClientResiduals:
     """One sender for any number of clients, each under its own id; the packets that they sent last.
 
     ``memory`` is ``ErrorFeedback``, or ``NoMemory``: then what is dropped, refused or lost is gone.
@@ -32,8 +32,9 @@ class Residuals:
 
     A lost update is kept as its packet, which decodes to the bits that the server would have added.
 
+    >>> import torch
     >>> from thinwire.codecs import TopK
-    >>> residuals = Residuals()
+    >>> residuals = ClientResiduals()
     >>> packet = residuals.encode(3, 1, torch.tensor([[4.0, 1.0]]), TopK(0.5))
     >>> residuals.settle(3, confirmed=1)
     >>> unpack_row(residuals.encode(3, 2, torch.zeros(1, 2), TopK(0.5)), values=2, key=3)
@@ -47,7 +48,7 @@ class Residuals:
         fits = isinstance(memory, (ErrorFeedback, NoMemory)) and memory.key == "sample"
         require(fits, InputError, f"updates cannot go under {memory!r}; take ErrorFeedback() or NoMemory()")
         self._sender = Sender(Scheme(memory=memory, references=references or Raw()), store)
-        self._sent: dict[int, Sent] = {}
+        self._sent: dict[int, SentUpdate] = {}
 
     def encode(self, client: int, sequence: int, change: Tensor, codec: Codec) -> bytes:
         """Return the packet for ``change`` [1, N] and all that ``client`` has not delivered yet.
@@ -59,7 +60,7 @@ class Residuals:
             change = change + unpack_row(lost.packet, change.numel(), client)
         packet = wire.pack(self._sender.encode(change, [client], codec=codec)[0])
         if isinstance(self._sender.scheme.memory, ErrorFeedback):
-            self._sent[client] = Sent(sequence, packet)
+            self._sent[client] = SentUpdate(sequence, packet)
         return packet
 
     def settle(self, client: int, confirmed: int) -> None:
@@ -93,7 +94,7 @@ class Residuals:
         self._sent = {}
         for name, x in under(state, "sent.").items():
             client, sequence = map(int, name.split("."))
-            self._sent[client] = Sent(sequence, x.numpy().tobytes())
+            self._sent[client] = SentUpdate(sequence, x.numpy().tobytes())
 
     def close(self) -> None:
         """Free what is kept."""

@@ -14,11 +14,16 @@ from torch import Tensor
 
 from thinwire.channels.references import under
 from thinwire.types import MAX_KEY, InputError, MissingExtra, PayloadError, ThinwireError, require
-from thinwire.uses.federated.aggregation import Arrival, Federation, Rule, moved
-from thinwire.uses.federated.choosing.client_profile import Assignment, Device, FederatedPolicy, Situation
+from thinwire.uses.federated.aggregation import ArrivedUpdate, Federation, Rule, moved
+from thinwire.uses.federated.choosing.client_profile import (
+    Assignment,
+    ClientProfile,
+    FederatedPolicy,
+    Situation,
+)
 from thinwire.uses.federated.download import Download, FullDownload
 from thinwire.uses.federated.local_training import Decay
-from thinwire.uses.federated.message import HEAD, Held, Update, Version
+from thinwire.uses.federated.message import HEAD, Held, Update, VersionMessage
 from thinwire.uses.federated.parameters import Parameters, Signature, byte_tensor, most_nbytes, unpack_row
 
 NORMS = 256  # of the last updates that policies are told
@@ -42,13 +47,13 @@ class Server:
     ...     def assign(self, devices, situation):
     ...         return [Assignment(steps=3)] * len(devices)
     >>> server = Server(torch.zeros(1, 4), Synchronous(), Same())
-    >>> server.join(Device(id=7, step_seconds=0.1, samples=50))
+    >>> server.join(ClientProfile(id=7, step_seconds=0.1, samples=50))
     >>> server.begin([7])
     >>> version = server.issue(7)
     >>> version.number, version.sequence, version.steps, version.rate
     (0, 1, 3, 0.1)
     >>> server.receive(7, b"?")
-    Refusal(client=7, reason='an update ends 7 bytes too early: it was cut')
+    Rejected(client=7, reason='an update ends 7 bytes too early: it was cut')
     """
 
     def __init__(
@@ -67,8 +72,8 @@ class Server:
         self.weights, self.version = row, 0
         self.rule, self.policy = rule, policy
         self.download, self.rates = download or FullDownload(), rates or Decay()
-        self._outlet = self.download.open(row)
-        self._members: dict[int, Member] = {}
+        self._sender = self.download.open(row)
+        self._members: dict[int, ClientState] = {}
         self._norms: deque[float] = deque(maxlen=NORMS)
         self._asked: set[int] = set()
         self._gone = 0  # asked in this round, and given up
@@ -79,11 +84,11 @@ class Server:
 
     # -- clients -------------------------------------------------------------------------------------------
 
-    def join(self, device: Device) -> None:
+    def join(self, device: ClientProfile) -> None:
         """Take a client in, or back, or note that its device has changed."""
         known = self._members.get(device.id)
         if known is None:
-            self._members[device.id] = Member(device)
+            self._members[device.id] = ClientState(device)
         else:
             known.device, known.present = device, True
         self._assigned = None
@@ -105,7 +110,7 @@ class Server:
         """All that ever joined, in order."""
         return sorted(self._members)
 
-    def device(self, client: int) -> Device:
+    def device(self, client: int) -> ClientProfile:
         """Return what a client said last of itself."""
         return self._member(client).device
 
@@ -124,7 +129,7 @@ class Server:
         """How many updates wait to be made a version of."""
         return sum(map(len, self._waiting.values()))
 
-    def traffic(self, client: int) -> Traffic:
+    def traffic(self, client: int) -> ClientTraffic:
         """Return what crossed between the server and a client."""
         return self._member(client).traffic
 
@@ -144,12 +149,12 @@ class Server:
     @property
     def given(self) -> Tensor:
         """What clients start from who take the newest version, [1, N]; not to be written to."""
-        return self._outlet.given
+        return self._sender.given
 
     @property
     def newest(self) -> Held:
         """What clients hold that took the newest version, if downloads are deltas."""
-        return Held(self.version, self._outlet.check)
+        return Held(self.version, self._sender.check)
 
     # -- versions out --------------------------------------------------------------------------------------
 
@@ -164,7 +169,7 @@ class Server:
         self._asked, self._gone = asked, 0
         self._round = {c: m.device.samples for c, m in self._members.items() if m.present}
 
-    def issue(self, client: int, held: Held | None = None, after: int = 0) -> Version:
+    def issue(self, client: int, held: Held | None = None, after: int = 0) -> VersionMessage:
         """Return the newest version for ``client``, which holds ``held``, and what it is to do; count bytes.
 
         ``after``: the client's last sequence number, which is ahead where this server was set back.
@@ -178,11 +183,11 @@ class Server:
         wrong = f"client {client} says that it sent {after} updates; let it begin anew"
         require(0 <= after < MAX_KEY // 2, InputError, wrong)
         assignment = self.assignments()[client]
-        form, packets = self._outlet.lead(held)
+        form, packets = self._sender.lead(held)
         member.issued, member.started = max(member.issued, after) + 1, self.version
-        numbers = self.version, member.issued, member.confirmed, self._outlet.check
+        numbers = self.version, member.issued, member.confirmed, self._sender.check
         rate, made = self.rates.at(self.version), self.signature.digest if self.signature else 0
-        version = Version(*numbers, form, packets, assignment.steps, rate, assignment.codec, made)
+        version = VersionMessage(*numbers, form, packets, assignment.steps, rate, assignment.codec, made)
         member.traffic.down += version.nbytes
         member.traffic.raw_down += 4 * self.weights.numel()
         if self.rule.mixes:
@@ -197,14 +202,14 @@ class Server:
 
     # -- updates in ----------------------------------------------------------------------------------------
 
-    def receive(self, client: int, data: bytes | memoryview) -> Receipt | Refusal:
+    def receive(self, client: int, data: bytes | memoryview) -> Accepted | Rejected:
         """Take the bytes of an update that came from ``client``, as the transport knows it, or refuse them.
 
         A refusal changes nothing but the counted bytes. An update may complete a version: see the receipt.
         """
         member = self._members.get(client)
         if member is None:
-            return Refusal(client, f"client {client} is not known; let it join first")
+            return Rejected(client, f"client {client} is not known; let it join first")
         member.traffic.up += len(data)
         member.traffic.raw_up += 4 * self.weights.numel()
         try:
@@ -212,13 +217,13 @@ class Server:
             self._check_round(update)
         except PayloadError as e:
             member.traffic.refused += 1
-            return Refusal(client, str(e))
+            return Rejected(client, str(e))
         staleness = self.version - update.version
         member.confirmed = update.sequence
         member.traffic.updates += 1
         member.traffic.staleness += staleness
         self._waiting.setdefault(client, []).append(update)
-        return Receipt(client, update.sequence, staleness, kept, self._advance_if_due())
+        return Accepted(client, update.sequence, staleness, kept, self._advance_if_due())
 
     def _check_round(self, update: Update) -> None:
         if self.rule.in_rounds:
@@ -276,7 +281,7 @@ class Server:
 
     def _go_on(self, weights: Tensor) -> int:
         self._norms.append(float((weights.double() - self.weights).norm()))
-        self._outlet.advance(weights)
+        self._sender.advance(weights)
         self.weights, self.version, self._waiting = weights, self.version + 1, {}
         self._end()
         return self.version
@@ -289,7 +294,7 @@ class Server:
 
     def _sum(self) -> Tensor:
         updates = [u for c in sorted(self._waiting) for u in self._waiting[c]]
-        arrivals = [Arrival(u.client, u.sequence, u.samples, self.version - u.version) for u in updates]
+        arrivals = [ArrivedUpdate(u.client, u.sequence, u.samples, self.version - u.version) for u in updates]
         there = {c: m.device.samples for c, m in self._members.items() if m.present or c in self._waiting}
         counted = list((self._round or there).values())
         asked = len(self._asked) + self._gone
@@ -304,7 +309,7 @@ class Server:
             change = unpack_row(u.packet, self.weights.numel(), u.client)
             yield change + (self.weights - self._starts[u.version]) if self.rule.mixes else change
 
-    def _member(self, client: int) -> Member:
+    def _member(self, client: int) -> ClientState:
         member = self._members.get(client)
         if member is None:
             raise InputError(f"client {client} is not known; let it join first")
@@ -328,7 +333,7 @@ class Server:
         state = {"weights": self.weights.clone(), "words": byte_tensor(json.dumps(words).encode())}
         state |= {f"update.{i}": byte_tensor(u.pack()) for i, u in enumerate(updates)}
         state |= {f"start.{v}": row.clone() for v, row in self._starts.items()}
-        return state | {f"download.{name}": x for name, x in self._outlet.state_dict().items()}
+        return state | {f"download.{name}": x for name, x in self._sender.state_dict().items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on from what ``state_dict`` returned, bit for bit.
@@ -344,13 +349,13 @@ class Server:
         self._asked, self._gone = set(words["asked"]), words["gone"]
         self._round = dict(words.get("round", ()))
         self._norms = deque(words["norms"], NORMS)
-        self._members = {int(c): Member.from_dict(m) for c, m in words["members"].items()}
+        self._members = {int(c): ClientState.from_dict(m) for c, m in words["members"].items()}
         self._starts = {int(v): row.clone() for v, row in under(state, "start.").items()}
         self._waiting, self._assigned = {}, None
         for i in range(sum(name.startswith("update.") for name in state)):
             update = Update.unpack(state[f"update.{i}"].numpy().tobytes())
             self._waiting.setdefault(update.client, []).append(update)
-        self._outlet.load_state_dict(under(state, "download."), self.weights)
+        self._sender.load_state_dict(under(state, "download."), self.weights)
 
     def _config(self) -> str:
         rates = replace(self.rates, horizon=0)  # which may move
@@ -358,7 +363,7 @@ class Server:
 
 
 @dataclass(frozen=True)
-class Refusal:
+class Rejected:
     """An update that was not taken, and why: one sentence. Nothing has changed but counts of bytes."""
 
     client: int
@@ -366,7 +371,7 @@ class Refusal:
 
 
 @dataclass(frozen=True)
-class Receipt:
+class Accepted:
     """An update that was taken. ``version``: the number of the one that it completed, if it did.
 
     ``kept``: how many of its values are not zero.
@@ -379,7 +384,7 @@ class Receipt:
     version: int | None = None
 
 
-def checked(data: bytes | memoryview, client: int, member: Member, values: int) -> tuple[Update, int]:
+def checked(data: bytes | memoryview, client: int, member: ClientState, values: int) -> tuple[Update, int]:
     """Return the update in ``data``, which ``client`` sent, if it may be taken, and how many values it has.
 
     Errors: ``PayloadError`` saying why not, in one sentence.
@@ -396,7 +401,7 @@ def checked(data: bytes | memoryview, client: int, member: Member, values: int) 
     return update, int(row.count_nonzero())
 
 
-def check_place(update: Update, client: int, member: Member) -> None:
+def check_place(update: Update, client: int, member: ClientState) -> None:
     """Raise ``PayloadError`` unless the update is the one that ``client`` owes."""
     require(update.client == client, PayloadError, f"it bears the id of client {update.client}")
     n, issued = update.sequence, member.issued
@@ -420,7 +425,7 @@ def check_values(row: Tensor) -> None:
 
 
 @dataclass
-class Traffic:
+class ClientTraffic:
     """Bytes between the server and one client, and what the same would be uncompressed; counts of updates."""
 
     up: int = 0
@@ -433,15 +438,15 @@ class Traffic:
 
 
 @dataclass
-class Member:
+class ClientState:
     """One client. ``present``: policies weigh it, and rounds may ask it."""
 
-    device: Device
+    device: ClientProfile
     present: bool = True
     issued: int = 0  # sequence number of what it was given last
     started: int = 0  # the version that this was
     confirmed: int = 0  # sequence number of its last update that was taken
-    traffic: Traffic = field(default_factory=Traffic)
+    traffic: ClientTraffic = field(default_factory=ClientTraffic)
 
     @property
     def owes(self) -> bool:
@@ -453,7 +458,10 @@ class Member:
         return dataclasses.asdict(self)
 
     @classmethod
-    def from_dict(cls, values: dict[str, Any]) -> Member:
+    def from_dict(cls, values: dict[str, Any]) -> ClientState:
         """Return the member that ``to_dict`` described."""
-        values = values | {"device": Device(**values["device"]), "traffic": Traffic(**values["traffic"])}
+        values = values | {
+            "device": ClientProfile(**values["device"]),
+            "traffic": ClientTraffic(**values["traffic"]),
+        }
         return cls(**values)

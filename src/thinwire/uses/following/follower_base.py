@@ -38,7 +38,7 @@ class Applied(NamedTuple):
     new: bool
 
 
-class Using(ABC):
+class FollowerBase(ABC):
     """The base of ``Follower`` and ``ShelfReader``: waits, and models, tensors and a file of what they hold.
 
     ``every``: seconds after which a wait for versions looks whether the publisher has gone.

@@ -25,7 +25,7 @@ ATTEMPTS = 2  # that finish has at a store which takes no file: to sweep it may 
 SAVE_EVERY = 60.0  # seconds between two saves of a state at least, but for the last
 
 
-class Outlets:
+class PublishTargets:
     """Publish one state to followers that connect (``listen``), to a store (``keep``), or to both.
 
     It begins with ``tensors``, which ``publish`` makes the first version and lets go of; ``dtype`` and

@@ -8,10 +8,10 @@ import pytest
 
 from thinwire.codecs import TopK
 from thinwire.uses.federated.choosing.accordion import Accordion
-from thinwire.uses.federated.choosing.client_profile import Device, Situation
+from thinwire.uses.federated.choosing.client_profile import ClientProfile, Situation
 
 LOW, HIGH = 0.01, 0.1
-DEVICES = [Device(i, 0.1 + i, samples=1 + i) for i in range(3)]
+DEVICES = [ClientProfile(i, 0.1 + i, samples=1 + i) for i in range(3)]
 
 
 def ratio(norms: tuple[float, ...], version: int | None = None, **fields: float) -> float:

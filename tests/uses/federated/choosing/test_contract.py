@@ -11,7 +11,7 @@ import pytest
 from thinwire.codecs import Raw, TopK, Uniform
 from thinwire.types import InputError
 from thinwire.uses.federated.choosing.accordion import Accordion
-from thinwire.uses.federated.choosing.client_profile import Device, FederatedPolicy, Fixed, Situation
+from thinwire.uses.federated.choosing.client_profile import ClientProfile, FederatedPolicy, Fixed, Situation
 from thinwire.uses.federated.choosing.dagc import DagcA, DagcR
 from thinwire.uses.federated.choosing.fedluck import FedLuck
 from thinwire.uses.federated.choosing.gamma import GammaFedHT
@@ -32,12 +32,14 @@ POLICIES: list[FederatedPolicy] = [
 ]
 RATES = (1e-3, 1.0, 1e4, 1e12, math.inf)
 EXTREMES = [
-    Device(i, step, samples, up, down, delay)
+    ClientProfile(i, step, samples, up, down, delay)
     for i, (step, samples, up, down, delay) in enumerate(
         product((1e-6, 1e5), (1, 10**9), RATES, RATES, (0.0, 100.0))
     )
 ]
-MANY = [Device(i, 0.05 + i % 7 / 10, 1 + i % 300, 2e3 + 10 * i, 1e4 + 40 * i, 0.05) for i in range(1000)]
+MANY = [
+    ClientProfile(i, 0.05 + i % 7 / 10, 1 + i % 300, 2e3 + 10 * i, 1e4 + 40 * i, 0.05) for i in range(1000)
+]
 
 
 @pytest.mark.parametrize("policy", POLICIES, ids=repr)

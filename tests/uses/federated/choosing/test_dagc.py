@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from thinwire.codecs import HardThreshold, TopK, Uniform
-from thinwire.uses.federated.choosing.client_profile import Device, Situation
+from thinwire.uses.federated.choosing.client_profile import ClientProfile, Situation
 from thinwire.uses.federated.choosing.dagc import (
     EXPONENT,
     DagcA,
@@ -26,8 +26,8 @@ def drawn(seed: int) -> list[float]:
     return list(shares / shares.sum())
 
 
-def devices(*samples: int) -> list[Device]:
-    return [Device(i, 0.1, n) for i, n in enumerate(samples)]
+def devices(*samples: int) -> list[ClientProfile]:
+    return [ClientProfile(i, 0.1, n) for i, n in enumerate(samples)]
 
 
 def least_holder_limit(shares: list[float], j: int, mean: float) -> float:

@@ -9,14 +9,14 @@ from itertools import pairwise, product
 import pytest
 
 from thinwire.codecs import TopK
-from thinwire.uses.federated.choosing.client_profile import Assignment, Device, Situation
+from thinwire.uses.federated.choosing.client_profile import Assignment, ClientProfile, Situation
 from thinwire.uses.federated.choosing.fedluck import FedLuck
 
 VALUES = 250_000  # so that a whole model is a million bytes
 
 
-def device(step: float, whole: float) -> Device:
-    return Device(0, step, samples=1, up=4 * VALUES / whole)
+def device(step: float, whole: float) -> ClientProfile:
+    return ClientProfile(0, step, samples=1, up=4 * VALUES / whole)
 
 
 def chosen(policy: FedLuck, step: float, whole: float) -> tuple[int, float]:

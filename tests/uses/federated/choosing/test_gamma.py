@@ -8,10 +8,10 @@ import pytest
 
 from thinwire.codecs import HardThreshold, Uniform
 from thinwire.types import InputError
-from thinwire.uses.federated.choosing.client_profile import Device, Situation
+from thinwire.uses.federated.choosing.client_profile import ClientProfile, Situation
 from thinwire.uses.federated.choosing.gamma import GammaFedHT, paper_scale
 
-DEVICES = [Device(0, 0.1, samples=1), Device(1, 2.0, samples=900, up=100)]
+DEVICES = [ClientProfile(0, 0.1, samples=1), ClientProfile(1, 2.0, samples=900, up=100)]
 RATES = [0.03 / (1 + 0.1 * t) for t in range(50)]
 
 

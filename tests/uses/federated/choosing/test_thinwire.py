@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from thinwire.codecs import HardThreshold, Raw, TopK, Uniform
-from thinwire.uses.federated.choosing.client_profile import Assignment, Device, Situation
+from thinwire.uses.federated.choosing.client_profile import Assignment, ClientProfile, Situation
 from thinwire.uses.federated.choosing.fedluck import FedLuck, phi
 from thinwire.uses.federated.choosing.true_cost import (
     FRAMING,
@@ -23,20 +23,22 @@ from thinwire.uses.federated.choosing.true_cost import (
 )
 
 MODEL = Situation(values=46_730)
-DEVICE = Device(0, step_seconds=0.1, samples=100, up=5e3, down=20e3, delay=0.05)
+DEVICE = ClientProfile(0, step_seconds=0.1, samples=100, up=5e3, down=20e3, delay=0.05)
 COST = TurnCost(MODEL.values, bits=0, kept=Uniform(4), down_ratio=0.02, trips=2, period=1.5)
 
 
-def assigned(devices: list[Device], situation: Situation = MODEL, **fields: object) -> list[Assignment]:
+def assigned(
+    devices: list[ClientProfile], situation: Situation = MODEL, **fields: object
+) -> list[Assignment]:
     given = {"period": COST.period, "most_ratio": 1.0, **fields}
     return list(Thinwire(**given).assign(devices, situation))  # type: ignore[arg-type]
 
 
-def ratios(devices: list[Device], **fields: object) -> list[float]:
+def ratios(devices: list[ClientProfile], **fields: object) -> list[float]:
     return [a.codec.ratio for a in assigned(devices, **fields) if isinstance(a.codec, TopK)]  # type: ignore[arg-type]
 
 
-def score(device: Device) -> float:
+def score(device: ClientProfile) -> float:
     """Return the phi of what is chosen by default."""
     (plan,), (ratio,) = assigned([device]), ratios([device])
     turn = COST.seconds(device, np.array([float(plan.steps)]), np.array([ratio]))

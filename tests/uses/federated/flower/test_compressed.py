@@ -39,7 +39,7 @@ from thinwire.uses.federated.flower.records import UPDATE, payload, replaced
 from thinwire.uses.federated.flower.strategy import Compressed
 from thinwire.uses.federated.local_training import Decay
 from thinwire.uses.federated.message import Update
-from thinwire.uses.federated.server import Refusal
+from thinwire.uses.federated.server import Rejected
 
 strategies = pytest.importorskip("flwr.serverapp.strategy", reason=REASON)
 flwr = pytest.importorskip("flwr.app", reason=REASON)
@@ -148,7 +148,7 @@ def test_a_node_that_lost_its_state_is_sent_the_whole() -> None:
     downs = []
     strategy.start(grid, initial(), 5, evaluate_fn=lambda number, arrays: downs.append(grid.down))
     reason = "this node holds no version to lead on from; send the whole"
-    assert strategy.refused == [Refusal(strategy._opened.ids[5], reason)]
+    assert strategy.refused == [Rejected(strategy._opened.ids[5], reason)]
     begun, *more = (b - a for a, b in pairwise(downs))
     whole = begun / 3
     assert [round(down / whole) for down in more] == [0, 0, 1, 0]

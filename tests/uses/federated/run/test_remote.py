@@ -21,18 +21,18 @@ from thinwire.links.hub.spoke import Spoke
 from thinwire.links.hub.station import EventKind
 from thinwire.types import InputError, LinkError, ThinwireError
 from thinwire.uses.federated.aggregation import FedAsync, FedBuff, Periodic, Rule, Synchronous
-from thinwire.uses.federated.choosing.client_profile import Assignment, Device, Situation
+from thinwire.uses.federated.choosing.client_profile import Assignment, ClientProfile, Situation
 from thinwire.uses.federated.client import Client
-from thinwire.uses.federated.client_scheduler import Made
+from thinwire.uses.federated.client_scheduler import MadeVersion
 from thinwire.uses.federated.download import DeltaDownload, Download, FullDownload
 from thinwire.uses.federated.journal import WitnessedServer, replay
 from thinwire.uses.federated.local_training import Samples
-from thinwire.uses.federated.message import Update, Version
+from thinwire.uses.federated.message import Update, VersionMessage
 from thinwire.uses.federated.parameters import Parameters
 from thinwire.uses.federated.remote.control_messages import (
     PROTOCOL,
     WINDOW,
-    Piece,
+    MessagePiece,
     Receiving,
     Sending,
     Word,
@@ -42,10 +42,10 @@ from thinwire.uses.federated.remote.control_messages import (
 )
 from thinwire.uses.federated.remote.handshake import PROBE_SIZE, PROBES
 from thinwire.uses.federated.remote.remote_client import SIZE as UP
-from thinwire.uses.federated.remote.remote_client import Guest
+from thinwire.uses.federated.remote.remote_client import RemoteClient
 from thinwire.uses.federated.remote.remote_server import SIZE as DOWN
-from thinwire.uses.federated.remote.remote_server import Host
-from thinwire.uses.federated.residuals import Residuals
+from thinwire.uses.federated.remote.remote_server import RemoteServer
+from thinwire.uses.federated.residuals import ClientResiduals
 from thinwire.uses.federated.server import Server
 from thinwire.uses.following.run.gate import Gate
 
@@ -56,7 +56,7 @@ WIDE, CLASSES, STEPS, CLIENTS, PATIENCE = 200, 40, 2, 3, 15.0
 class Same:
     codec: Codec = Raw()  # noqa: RUF009 -- frozen
 
-    def assign(self, devices: Sequence[Device], situation: Situation) -> Sequence[Assignment]:
+    def assign(self, devices: Sequence[ClientProfile], situation: Situation) -> Sequence[Assignment]:
         return [Assignment(STEPS, self.codec)] * len(devices)
 
 
@@ -69,7 +69,7 @@ def net() -> nn.Module:
 def new_client(number: int) -> Client:
     draw = torch.Generator().manual_seed(number)
     x = torch.randn(30, WIDE, generator=draw)
-    return Client(number, net(), Samples(x, x[:, :CLASSES].argmax(1), 10), Residuals())
+    return Client(number, net(), Samples(x, x[:, :CLASSES].argmax(1), 10), ClientResiduals())
 
 
 @dataclass
@@ -84,7 +84,7 @@ class Federation:
     participate: int = 0
     deadline: float = PATIENCE
     quorum: float = 1.0
-    made: list[Made] = field(default_factory=list)
+    made: list[MadeVersion] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     error: Exception | None = None
 
@@ -94,7 +94,7 @@ class Federation:
     def __post_init__(self) -> None:
         self.running = self.server(WitnessedServer)
         self.hub = Hub.bind()
-        self.host = Host(
+        self.host = RemoteServer(
             self.running,
             self.hub,
             {"values": self.running.weights.numel()},
@@ -109,7 +109,7 @@ class Federation:
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def _told(self, made: Made) -> bool:
+    def _told(self, made: MadeVersion) -> bool:
         self.made.append(made)
         return made.number < self.versions
 
@@ -141,7 +141,7 @@ def guests(port: int, clients: Sequence[Client]) -> Iterator[list[threading.Thre
     spokes = [Spoke.connect("127.0.0.1", port) for _ in clients]
 
     def take_part(spoke: Spoke, client: Client) -> None:
-        guest = Guest(spoke, PATIENCE)
+        guest = RemoteClient(spoke, PATIENCE)
         guest.terms(client.id)
         guest.serve(client, 0.01)
 
@@ -197,8 +197,8 @@ def test_an_upload_that_was_cut_goes_on_from_where_it_was() -> None:
 
 
 def seat_of(federation: Federation, client: int = 0) -> Any:
-    await_true(lambda: client in federation.host._seats)
-    return federation.host._seats[client]
+    await_true(lambda: client in federation.host._sessions)
+    return federation.host._sessions[client]
 
 
 def await_true(condition: Callable[[], bool]) -> None:
@@ -211,7 +211,7 @@ def await_true(condition: Callable[[], bool]) -> None:
 class Vanishing(Client):
     """A client whose process ends in its first turn."""
 
-    def train(self, version: Version, start: torch.Tensor | None = None) -> Update:
+    def train(self, version: VersionMessage, start: torch.Tensor | None = None) -> Update:
         raise SystemExit
 
 
@@ -220,7 +220,7 @@ class Vanishing(Client):
 def test_a_round_goes_on_without_a_client_that_vanished(returns: bool) -> None:
     federation = Federation(Synchronous(), TopK(0.1), deadline=1.5, versions=3)
     with guests(federation.hub.port, [new_client(0), new_client(1)]):
-        with guests(federation.hub.port, [Vanishing(2, net(), new_client(2).data, Residuals())]):
+        with guests(federation.hub.port, [Vanishing(2, net(), new_client(2).data, ClientResiduals())]):
             seat_of(federation, 2)
             await_true(lambda: federation.made or bool(federation.host.tally.kept))
         if returns:
@@ -239,7 +239,7 @@ def test_a_round_goes_on_without_a_client_that_vanished(returns: bool) -> None:
 class Silent(Client):
     """A client that is there, and takes far longer than the others."""
 
-    def train(self, version: Version, start: torch.Tensor | None = None) -> Update:
+    def train(self, version: VersionMessage, start: torch.Tensor | None = None) -> Update:
         time.sleep(2.0)
         return super().train(version, start)
 
@@ -247,7 +247,7 @@ class Silent(Client):
 def test_a_quorum_gives_the_others_as_long_again() -> None:
     federation = Federation(Synchronous(), versions=4, quorum=0.6)
     began = time.monotonic()
-    clients = [new_client(0), new_client(1), Silent(2, net(), new_client(2).data, Residuals())]
+    clients = [new_client(0), new_client(1), Silent(2, net(), new_client(2).data, ClientResiduals())]
     with guests(federation.hub.port, clients):
         federation.wait()
         took = time.monotonic() - began
@@ -261,7 +261,7 @@ def test_a_quorum_gives_the_others_as_long_again() -> None:
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_where_nobody_answers_the_run_ends_and_names_the_clients() -> None:
     federation = Federation(Synchronous(), deadline=0.4, expected=1)
-    with guests(federation.hub.port, [Vanishing(0, net(), new_client(0).data, Residuals())]):
+    with guests(federation.hub.port, [Vanishing(0, net(), new_client(0).data, ClientResiduals())]):
         seat_of(federation)
         time.sleep(0.3)
     federation.wait()
@@ -335,8 +335,8 @@ def test_a_client_that_sends_too_much_or_nonsense_is_refused_and_the_round_goes_
     stranger.hello(1)
     with guests(federation.hub.port, [new_client(0)]):
         for total, reason in ((10**9, b"an update of 1000000000 bytes"), (3, b"it was cut")):
-            number = Piece.unpack(stranger.hear(Word.PIECE)).number
-            stranger.say(Piece.FORM.pack(Word.PIECE, number, 0, total) + b"abc")
+            number = MessagePiece.unpack(stranger.hear(Word.PIECE)).number
+            stranger.say(MessagePiece.FORM.pack(Word.PIECE, number, 0, total) + b"abc")
             assert reason in stranger.hear(Word.RECEIPT)
         stranger.close()
         federation.wait()
@@ -350,7 +350,7 @@ def test_the_same_number_twice_is_refused_in_a_sentence() -> None:
         seat_of(federation)
         spoke = Spoke.connect("127.0.0.1", federation.hub.port)
         with pytest.raises(InputError, match="client 0 is here already; give another number, or none"):
-            Guest(spoke, PATIENCE).terms(0)
+            RemoteClient(spoke, PATIENCE).terms(0)
         spoke.close()
         with guests(federation.hub.port, [new_client(1)]):
             federation.wait()
@@ -373,7 +373,7 @@ def test_a_message_arrives_whole_however_often_the_line_breaks(
             nonlocal left
             left -= 1
             if left >= 0:
-                receiving.take(Piece.unpack(piece))
+                receiving.take(MessagePiece.unpack(piece))
             return left >= 0
 
         sending.send(put)
@@ -398,7 +398,7 @@ def test_a_message_above_the_window_arrives_on_a_line_of_any_speed(
         sending.send(lambda piece: under_way.append(piece) is None)
         assert under_way, f"it stands at {receiving.have} of {nbytes} bytes"
         for piece in under_way:
-            receiving.take(Piece.unpack(piece), now=1.0)  # as on a line that takes no time
+            receiving.take(MessagePiece.unpack(piece), now=1.0)  # as on a line that takes no time
             many = len(said)
             receiving.acknowledge(1.0, put)
             if said[many:] and (not full or len(said) % 3 == 0):
@@ -427,7 +427,7 @@ def test_who_comes_without_a_number_takes_nobodys_place() -> None:
     away.close()
     await_true(lambda: not seat_of(federation).there)
     spoke = Spoke.connect("127.0.0.1", federation.hub.port)
-    assert Guest(spoke, PATIENCE).terms()["client"] == 1
+    assert RemoteClient(spoke, PATIENCE).terms()["client"] == 1
     spoke.close()
     with guests(federation.hub.port, [new_client(c) for c in range(3)]):
         federation.wait()
@@ -461,7 +461,7 @@ def test_a_hello_that_makes_no_sense_is_answered_and_named(odd: dict[str, Any], 
 class Raising(Client):
     """A client whose data cannot be read."""
 
-    def train(self, version: Version, start: torch.Tensor | None = None) -> Update:
+    def train(self, version: VersionMessage, start: torch.Tensor | None = None) -> Update:
         raise OSError("the disk " + "is gone " * 1000)
 
 
@@ -469,7 +469,9 @@ class Raising(Client):
 def test_a_client_whose_training_raises_is_named_at_once() -> None:
     federation = Federation(Synchronous(), versions=2, expected=2)
     began = time.monotonic()
-    with guests(federation.hub.port, [new_client(0), Raising(1, net(), new_client(1).data, Residuals())]):
+    with guests(
+        federation.hub.port, [new_client(0), Raising(1, net(), new_client(1).data, ClientResiduals())]
+    ):
         federation.wait()
     assert time.monotonic() - began < 10
     assert federation.refusals()[0].startswith("the disk is gone")

@@ -12,16 +12,16 @@ from thinwire.codecs import Codec, Raw, TopK
 from thinwire.links.profile import Profile
 from thinwire.types import LinkError
 from thinwire.uses.federated.aggregation import FedAsync, FedBuff, Periodic, Rule, Synchronous
-from thinwire.uses.federated.choosing.client_profile import Assignment, Device, Situation
-from thinwire.uses.federated.client_scheduler import Made
+from thinwire.uses.federated.choosing.client_profile import Assignment, ClientProfile, Situation
+from thinwire.uses.federated.client_scheduler import MadeVersion
 from thinwire.uses.federated.local_training import Decay
-from thinwire.uses.federated.residuals import Residuals
+from thinwire.uses.federated.residuals import ClientResiduals
 from thinwire.uses.federated.run.datasets import Dataset
 from thinwire.uses.federated.run.federated_setup import Setup
 from thinwire.uses.federated.run.fleet import Availability, Fleet, VirtualDevice
 from thinwire.uses.federated.run.options import FederatedConfig
 from thinwire.uses.federated.run.simulation import Simulation
-from thinwire.uses.federated.run.trainer import Here
+from thinwire.uses.federated.run.trainer import InProcessTrainer
 from thinwire.uses.federated.server import Server
 
 STEPS = 5
@@ -32,7 +32,7 @@ CLIENTS = 4
 class Same:
     codec: Codec = Raw()  # noqa: RUF009 -- frozen
 
-    def assign(self, devices: Sequence[Device], situation: Situation) -> Sequence[Assignment]:
+    def assign(self, devices: Sequence[ClientProfile], situation: Situation) -> Sequence[Assignment]:
         return [Assignment(STEPS, self.codec)] * len(devices)
 
 
@@ -49,7 +49,7 @@ def simulated(
     versions: int = 4,
     server: Profile | None = None,
     **more: object,
-) -> tuple[Simulation, list[Made]]:
+) -> tuple[Simulation, list[MadeVersion]]:
     config = FederatedConfig(model="logistic", split="iid", clients=len(devices), lr=0.1, devices="equal")
     setup = Setup.of(config, 0, toy())
     fleet = Fleet("test", tuple(devices), server)
@@ -57,14 +57,14 @@ def simulated(
     host = Server(setup.weights, rule, Same(codec), rates=Decay(0.1))  # type: ignore[arg-type]
     for device in fleet.to_policy([len(part) for part in setup.parts]):
         host.join(device)
-    made: list[Made] = []
+    made: list[MadeVersion] = []
 
-    def told(version: Made) -> bool:
+    def told(version: MadeVersion) -> bool:
         made.append(version)
         return version.number < versions
 
-    clients = setup.clients(Residuals())
-    simulation = Simulation(host, clients, fleet, Here(setup.compute), told, **more)  # type: ignore[arg-type]
+    clients = setup.clients(ClientResiduals())
+    simulation = Simulation(host, clients, fleet, InProcessTrainer(setup.compute), told, **more)  # type: ignore[arg-type]
     simulation.run()
     return simulation, made
 

@@ -11,14 +11,14 @@ from samples import toy
 
 from thinwire.types import InputError
 from thinwire.uses.federated.run.datasets import Dataset
-from thinwire.uses.federated.run.partitioner import Split, counts
+from thinwire.uses.federated.run.partitioner import Partitioner, counts
 
 TEXTS = ["iid", "skew:100", "dirichlet:0.3", "dirichlet:0.5+skew:100", "classes:2", "classes:3+skew:10"]
 
 
 def table(text: str, data: Dataset, clients: int = 10, seed: int = 0) -> torch.Tensor:
     """Deal, check what holds for any split, and return clients by classes."""
-    parts = Split.parse(text).deal(data, clients, seed)
+    parts = Partitioner.parse(text).deal(data, clients, seed)
     dealt = torch.cat(parts)
     assert len(parts) == clients and len(dealt.unique()) == len(dealt)
     assert int(dealt.min()) >= 0 and int(dealt.max()) < len(data)
@@ -33,11 +33,11 @@ def table(text: str, data: Dataset, clients: int = 10, seed: int = 0) -> torch.T
 @each("text", TEXTS)
 def test_the_seed_alone_decides(text: str) -> None:
     data = toy()
-    first, again, other = (Split.parse(text).deal(data, 10, seed) for seed in (1, 1, 2))
+    first, again, other = (Partitioner.parse(text).deal(data, 10, seed) for seed in (1, 1, 2))
     assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
     assert not all(torch.equal(a, b) for a, b in zip(first, other, strict=True))
-    assert str(Split.parse(text)) == text and Split.parse(f" {text} ") == Split.parse(text)
-    assert Split.parse(str(Split("dirichlet", 0.1234567))) == Split("dirichlet", 0.1234567)
+    assert str(Partitioner.parse(text)) == text and Partitioner.parse(f" {text} ") == Partitioner.parse(text)
+    assert Partitioner.parse(str(Partitioner("dirichlet", 0.1234567))) == Partitioner("dirichlet", 0.1234567)
 
 
 @settings(max_examples=60, deadline=None)
@@ -54,9 +54,9 @@ def test_whatever_is_possible_is_dealt_at_once(
 ) -> None:
     data = toy(samples, classes, seed)
     if not skewed:
-        table(str(Split("dirichlet", alpha)), data, clients, seed)
+        table(str(Partitioner("dirichlet", alpha)), data, clients, seed)
         return
-    split = Split("dirichlet", alpha, skew=3.0)
+    split = Partitioner("dirichlet", alpha, skew=3.0)
     if samples * 2 / clients / 4 >= 1:
         sizes = table(str(split), data, clients, seed).sum(1)
         assert (sizes.diff() <= 0).all()
@@ -108,13 +108,13 @@ def test_one_client_a_speaker() -> None:
     data = Dataset(
         "toy", base.inputs, base.labels, base.test_inputs, base.test_labels, 10, who, ("a", "b", "c")
     )
-    parts = Split.parse("speaker").deal(data, 3)
+    parts = Partitioner.parse("speaker").deal(data, 3)
     assert [who[part].unique().tolist() for part in parts] == [[0], [1], [2]]
     assert len(torch.cat(parts).unique()) == 30
     with pytest.raises(InputError, match="toy has 3 speakers; give --clients 3"):
-        Split.parse("speaker").deal(data, 4)
+        Partitioner.parse("speaker").deal(data, 4)
     with pytest.raises(InputError, match="names no speakers"):
-        Split.parse("speaker").deal(toy(), 3)
+        Partitioner.parse("speaker").deal(toy(), 3)
 
 
 @each(
@@ -142,7 +142,7 @@ def test_one_client_a_speaker() -> None:
 )
 def test_what_is_no_split_is_refused(text: str, words: str) -> None:
     with pytest.raises(InputError, match=words) as e:
-        Split.parse(text)
+        Partitioner.parse(text)
     assert "\n" not in str(e.value)
 
 
@@ -161,5 +161,5 @@ def test_what_is_no_split_is_refused(text: str, words: str) -> None:
 )
 def test_what_cannot_be_dealt_is_refused_at_once(text: str, clients: int, words: str) -> None:
     with pytest.raises(InputError, match=words) as e:
-        Split.parse(text).deal(toy(), clients)
+        Partitioner.parse(text).deal(toy(), clients)
     assert "\n" not in str(e.value)

@@ -19,7 +19,7 @@ from thinwire.types import InputError
 from thinwire.uses.following.mirror import Mirror
 from thinwire.uses.following.pull.claim import LOOKS
 from thinwire.uses.following.pull.manifest import Proof, unpack
-from thinwire.uses.following.pull.retention import Keeping
+from thinwire.uses.following.pull.retention import RetentionPolicy
 from thinwire.uses.following.pull.store_fetching import Fetching
 from thinwire.uses.following.pull.store_writer import BEATS, LATE, ShelfWriter, StoreWriting
 
@@ -146,7 +146,9 @@ def test_another_state_in_the_folder_is_refused(folder):
     with pytest.raises(InputError, match="of other names, shapes or dtypes"):
         writing(folder, Source(size=10))
     with pytest.raises(InputError, match="holds the state 'model', not 'other'"):
-        StoreWriting(folder, Source().history, "other", "a" * 16, Proof(None), Keeping(), 1.0, lambda: None)
+        StoreWriting(
+            folder, Source().history, "other", "a" * 16, Proof(None), RetentionPolicy(), 1.0, lambda: None
+        )
     with pytest.raises(InputError, match="holds the state 'model', not 'other'"):
         Fetching(folder, Proof(None), name="other").look()
     model = torch.nn.Linear(2, 2)
@@ -193,7 +195,7 @@ def test_a_manifest_that_is_away_for_a_moment_leaves_its_publisher_the_folder(fo
         for name in ("state.json", *folder.sizes("patches"), *folder.sizes("keyframes")):
             folder.delete(name)
         folder.write(aside, b"x")
-        known = Source().history, "model", "b" * 16, Proof(None), Keeping(), LEASE, lambda: None
+        known = Source().history, "model", "b" * 16, Proof(None), RetentionPolicy(), LEASE, lambda: None
         with pytest.raises(InputError, match="another publisher writes"):
             StoreWriting(folder, *known, clock=Clock(), sleep=later)
     assert clock.now < Clock.now + 2
@@ -229,7 +231,7 @@ def test_nobody_elses_files_go_from_a_shelf(tmp_path: Path, deleted: bool) -> No
 
     def writing() -> StoreWriting:
         told = (lambda: None, lambda: now[0], lambda _: None)
-        return StoreWriting(folder, history, "state", "ab" * 16, Proof(None), Keeping(), 60.0, *told)
+        return StoreWriting(folder, history, "state", "ab" * 16, Proof(None), RetentionPolicy(), 60.0, *told)
 
     def left() -> set[str]:
         return {*folder.sizes("patches"), *folder.sizes("keyframes"), *folder.sizes("")}
@@ -258,7 +260,7 @@ def test_a_store_that_cannot_be_listed_refuses_a_publisher_in_a_sentence(url: st
 
 def test_who_waits_for_a_dead_publisher_says_so(tmp_path: Path) -> None:
     history = History(Layout.of(thousand()))
-    dead = ("state", "ab" * 16, Proof(None), Keeping(), 0.3, lambda: None)
+    dead = ("state", "ab" * 16, Proof(None), RetentionPolicy(), 0.3, lambda: None)
     StoreWriting(PlainFolder(tmp_path), history, *dead, clock=lambda: time.time() - 1000)
     with pytest.warns(UserWarning, match="did not say goodbye; this one begins in 0 s") as told:
         ShelfWriter(tmp_path, History(Layout.of(thousand()))).close()

@@ -15,7 +15,7 @@ from store_examples import example, leg
 
 from thinwire.types import InputError
 from thinwire.uses.following.pull.manifest import MAX_VERSIONS, File, StoredVersion
-from thinwire.uses.following.pull.retention import Keeping, cheapest, farthest
+from thinwire.uses.following.pull.retention import RetentionPolicy, cheapest, farthest
 
 
 def test_the_route_takes_what_costs_least():
@@ -61,43 +61,57 @@ def chain(n, first=1000, each=10):
 
 
 def test_trimming_keeps_the_newest_versions_and_a_way_to_them_from_nothing():
-    kept = Keeping(versions=2, span=0).trimmed(chain(9))
+    kept = RetentionPolicy(versions=2, span=0).trimmed(chain(9))
     assert kept == chain(9)  # the way leads over all of them
     more = chain(9)
     more = replace(more, files=(*more.files, leg(0, 5, 1020)))
-    kept = Keeping(versions=2, span=0).trimmed(more)
+    kept = RetentionPolicy(versions=2, span=0).trimmed(more)
     assert [v.number for v in kept.versions] == [5, 6, 7, 8, 9]
     assert {(f.base, f.version) for f in kept.files} == {(0, 5), (5, 6), (6, 7), (7, 8), (8, 9)}
-    assert Keeping().trimmed(example(versions=(), files=())).versions == ()
+    assert RetentionPolicy().trimmed(example(versions=(), files=())).versions == ()
 
 
 def test_trimming_keeps_a_way_on_from_a_version_whose_keyframe_is_on_its_way():
     across = replace(chain(9), files=(*chain(9).files, leg(1, 9, 1)))
-    kept = Keeping(versions=2, span=0).trimmed(across, 4)
+    kept = RetentionPolicy(versions=2, span=0).trimmed(across, 4)
     assert [v.number for v in kept.versions] == [1, 4, 5, 6, 7, 8, 9]
     assert {(f.base, f.version) for f in kept.files} == {(0, 1), (1, 9), *((n, n + 1) for n in range(4, 9))}
-    assert [v.number for v in Keeping(versions=2, span=0).trimmed(across).versions] == [1, 8, 9]
-    assert [v.number for v in Keeping(versions=2, span=0).trimmed(across, 9).versions] == [1, 8, 9]
+    assert [v.number for v in RetentionPolicy(versions=2, span=0).trimmed(across).versions] == [1, 8, 9]
+    assert [v.number for v in RetentionPolicy(versions=2, span=0).trimmed(across, 9).versions] == [1, 8, 9]
     dear = replace(across, files=(*across.files, leg(0, 4, 10**6)))  # which newcomers do not take
-    assert [v.number for v in Keeping(versions=2, span=0).trimmed(dear).versions] == [1, 4, 5, 6, 7, 8, 9]
+    assert [v.number for v in RetentionPolicy(versions=2, span=0).trimmed(dear).versions] == [
+        1,
+        4,
+        5,
+        6,
+        7,
+        8,
+        9,
+    ]
 
 
 def test_a_keyframe_is_due_by_bytes_by_count_or_where_there_is_no_way():
-    assert not Keeping(share=0.5).keyframe_due(chain(51))
-    assert Keeping(share=0.5).keyframe_due(chain(52))
-    assert [Keeping(keyframe_every=3).keyframe_due(chain(n)) for n in (1, 2, 3, 4, 5)] == [0, 0, 0, 1, 1]
-    assert Keeping().keyframe_due(replace(chain(3), files=chain(3).files[1:]))
+    assert not RetentionPolicy(share=0.5).keyframe_due(chain(51))
+    assert RetentionPolicy(share=0.5).keyframe_due(chain(52))
+    assert [RetentionPolicy(keyframe_every=3).keyframe_due(chain(n)) for n in (1, 2, 3, 4, 5)] == [
+        0,
+        0,
+        0,
+        1,
+        1,
+    ]
+    assert RetentionPolicy().keyframe_due(replace(chain(3), files=chain(3).files[1:]))
     tiny = {"first": 10**9, "each": 1}  # a manifest has no room for a way that is longer
     long = (MAX_VERSIONS, MAX_VERSIONS + 1)
-    assert [Keeping().keyframe_due(chain(n, **tiny)) for n in long] == [False, True]
-    assert not Keeping().keyframe_due(example(versions=(), files=()))
+    assert [RetentionPolicy().keyframe_due(chain(n, **tiny)) for n in long] == [False, True]
+    assert not RetentionPolicy().keyframe_due(example(versions=(), files=()))
     dear = replace(chain(52), files=(*chain(52).files, leg(0, 52, 10**6)))
-    assert not Keeping(share=0.5).keyframe_due(dear)  # nor is another like one that nobody would take
+    assert not RetentionPolicy(share=0.5).keyframe_due(dear)  # nor is another like one that nobody would take
 
 
 def test_one_patch_in_each_span_leads_across_it():
-    keeping, manifest = Keeping(span=4), chain(5)
-    assert Keeping(span=0).span_base(manifest) is None
+    keeping, manifest = RetentionPolicy(span=4), chain(5)
+    assert RetentionPolicy(span=0).span_base(manifest) is None
     assert keeping.span_base(chain(4)) is None
     assert keeping.span_base(manifest).number == 1
     jump = leg(1, 5, 25)
@@ -121,7 +135,7 @@ def test_one_patch_in_each_span_leads_across_it():
 )
 def test_nonsense_to_keep_is_refused(wrong):
     with pytest.raises(InputError, match=next(iter(wrong))):
-        Keeping(**wrong)
+        RetentionPolicy(**wrong)
 
 
 class Counted(list[File]):

@@ -23,7 +23,7 @@ from thinwire.types import InputError
 from thinwire.uses.following.pull import store_writer as writer_module
 from thinwire.uses.following.pull.claim import read_manifest
 from thinwire.uses.following.pull.manifest import Proof, unpack
-from thinwire.uses.following.pull.retention import Keeping
+from thinwire.uses.following.pull.retention import RetentionPolicy
 from thinwire.uses.following.pull.store_fetching import recall
 from thinwire.uses.following.pull.store_reader import ShelfReader
 from thinwire.uses.following.pull.store_writer import Keyframe, ShelfWriter, StoreWriting
@@ -42,7 +42,7 @@ def test_a_keyframe_outlives_no_writer(tmp_path, monkeypatch):
         write(self, name, data)
 
     monkeypatch.setattr(PlainFolder, "write", slow)
-    with ShelfWriter.of(tmp_path, model, keeping=Keeping(keyframe_every=1)) as writer:
+    with ShelfWriter.of(tmp_path, model, keeping=RetentionPolicy(keyframe_every=1)) as writer:
         for _ in range(2):
             model.w.data[0] += 1
             writer.publish()
@@ -94,7 +94,7 @@ def test_a_writer_tells_what_keeps_it_from_writing_and_goes_on_when_it_can(tmp_p
 
 
 def test_a_full_disk_does_not_keep_old_files_from_being_deleted(tmp_path, monkeypatch):
-    writer = ShelfWriter.of(tmp_path, Model(), keeping=Keeping(grace=0.0))
+    writer = ShelfWriter.of(tmp_path, Model(), keeping=RetentionPolicy(grace=0.0))
     writer.flush()
     swept = threading.Event()
 

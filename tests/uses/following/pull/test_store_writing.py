@@ -27,7 +27,7 @@ from wired import Gone, Wired, thousand
 from thinwire.files.local_folder import open_folder
 from thinwire.state.patches import lane
 from thinwire.uses.following.pull.manifest import Proof
-from thinwire.uses.following.pull.retention import Keeping
+from thinwire.uses.following.pull.retention import RetentionPolicy
 from thinwire.uses.following.pull.store_fetching import Fetching
 from thinwire.uses.following.pull.store_writer import ShelfWriter
 
@@ -322,7 +322,7 @@ def test_old_files_that_cannot_be_deleted_end_no_publisher(url: str) -> None:
     open_folder(url).write("patches/00000001-00000002-aaaaaaaa.safetensors", b"orphan")
     Wired.outage["rm_file"] = Gone("no endpoint")
     state = {"w": thousand()["w"] + 1}
-    with ShelfWriter.of(url, state, keeping=Keeping(grace=0.0)) as writer:
+    with ShelfWriter.of(url, state, keeping=RetentionPolicy(grace=0.0)) as writer:
         writer.publish()
         writer.flush(LONG)
     assert writer.status.version == 2 and writer.status.error is None

@@ -20,11 +20,11 @@ from thinwire.state.patches.draft import Draft
 from thinwire.state.patches.patch import FIELDS, HEAD, Patch
 from thinwire.state.replica import Replica
 from thinwire.types import LinkError
-from thinwire.uses.following.push.draft_maker import Making
+from thinwire.uses.following.push.draft_maker import DraftMaker
 from thinwire.uses.following.push.follower import Follower
 from thinwire.uses.following.push.protocol import Begin, Chunk, End
 from thinwire.uses.following.push.publisher import Publisher
-from thinwire.uses.following.push.send_schedule import Order, Serving
+from thinwire.uses.following.push.send_schedule import Order, SendSchedule
 from thinwire.uses.following.push.state_relay import StateRelay
 
 pytest.importorskip("zstandard")
@@ -190,7 +190,7 @@ def test_close_leaves_what_is_being_made_at_its_next_section(
             assert feed is not None
             closing = threading.Thread(target=closed.close)
             closing.start()
-            until(lambda: feed._making._closing)
+            until(lambda: feed._maker._closing)
             held.let()
             closing.join(LONG)
             assert not closing.is_alive() and held.made == 2
@@ -210,7 +210,7 @@ def test_futures_of_what_is_left_on_close_end_with_an_error(w: dict[str, torch.T
     train(w)
     history.publish(w)
     held()
-    making = Making(history, lambda: None)
+    making = DraftMaker(history, lambda: None)
     begun, second = making.start(Order(1, 1)), making.start(Order(2, 2))
     held.let(1)
     growing, whole = begun.result(LONG), making.start(Order(1, 3, compare=True))
@@ -227,7 +227,7 @@ def test_futures_of_what_is_left_on_close_end_with_an_error(w: dict[str, torch.T
 
 
 def test_the_next_patch_waits_until_this_one_is_made(w: dict[str, torch.Tensor]) -> None:
-    serving, growing = Serving(), draft(5, 6, 20_000, whole=False)
+    serving, growing = SendSchedule(), draft(5, 6, 20_000, whole=False)
     serving.hello(5, None, 0.0)
     order = serving.order(6, 0.0, 1.0)
     assert order is not None
@@ -257,7 +257,7 @@ def test_who_needs_a_newer_version_than_the_one_being_made_waits_for_another(
     held("whole")
     history.publish(w)
     called = []
-    making = Making(history, lambda: called.append(1))
+    making = DraftMaker(history, lambda: called.append(1))
     first = making.start(Order(0, 1))
     held.let(1)
     assert first.result(LONG).version == 1 and not first.result().whole
@@ -281,7 +281,7 @@ def test_whoever_waits_is_told_of_each_section_of_the_end_and_of_an_error(
     held("whole")
     history.publish(w)
     called = list[int]()
-    making = Making(history, lambda: called.append(1))
+    making = DraftMaker(history, lambda: called.append(1))
     future = making.start(Order(0, 1))
     for _ in range(4):
         before = len(called)
@@ -312,7 +312,7 @@ def test_a_patch_made_again_is_in_memory_once(w: dict[str, torch.Tensor]) -> Non
     for _ in range(CACHED + 2):
         history.publish(w)
         train(w)
-    making = Making(history, lambda: None)
+    making = DraftMaker(history, lambda: None)
     first = making.start(Order(1, 1)).result(LONG)
     until(lambda: first.whole)
     others = [making.start(Order(base, base)).result(LONG) for base in range(2, CACHED + 2)]
@@ -326,7 +326,7 @@ def test_where_a_patch_made_to_compare_leads_is_never_forgotten(
 ) -> None:
     """Not between its making and its sending either: the next patch starts from there, or is a keyframe."""
     history = History(Layout.of(w), budget=1)
-    making = Making(history, lambda: None)
+    making = DraftMaker(history, lambda: None)
     history.keep(lambda: [draft.version for drafts in making.drafts() for draft in drafts])
     history.publish(w)
     finish, known = Draft.finish, list[bool]()
@@ -355,7 +355,7 @@ def test_small_tensors_made_first_do_not_pass_for_the_lead(w: dict[str, torch.Te
     train(w)
     history.publish(state)
     held()
-    making = Making(history, lambda: None)
+    making = DraftMaker(history, lambda: None)
     begun = making.start(Order(1, 1))
     held.let(1)
     assert begun.result(LONG).nbytes < 100

@@ -23,7 +23,7 @@ from thinwire.uses.following.push.send_schedule import (
     SLACK,
     STALE,
     Pace,
-    Serving,
+    SendSchedule,
 )
 
 MBIT = 125_000.0  # bytes/s
@@ -50,7 +50,7 @@ class Sim:
     def __post_init__(self) -> None:
         self.now, self.newest, self.free_at, self.queue = 0.0, 1, 0.0, 0.0
         self.published = {1: 0.0}
-        self.serving = Serving()
+        self.serving = SendSchedule()
         self.arrivals: list[tuple[float, int, float]] = []  # when, version, seconds of the transfer
         self.held, self.waits = 0, []
         self._events: list[tuple[float, int, Callable[[], None]]] = []

@@ -12,16 +12,16 @@ from states import draft
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
 from thinwire.types import PayloadError
-from thinwire.uses.following.push.draft_maker import Making
+from thinwire.uses.following.push.draft_maker import DraftMaker
 from thinwire.uses.following.push.protocol import Abandon, Begin, Chunk, End, Message
-from thinwire.uses.following.push.send_schedule import MIN_CHUNK, Order, Serving, useless
+from thinwire.uses.following.push.send_schedule import MIN_CHUNK, Order, SendSchedule, useless
 
 
 def test_what_is_sent_of_a_patch_is_the_patch_and_the_history_s_own_bytes() -> None:
     pytest.importorskip("zstandard")
     history = History(Layout.of({"w": torch.zeros(5000)}))
     history.publish({"w": torch.randn(5000)})
-    patch, making = history.patch(), Making(history, lambda: None)
+    patch, making = history.patch(), DraftMaker(history, lambda: None)
     made = making.start(Order(0, 1)).result(60.0)
     making.close()
     assert made.body is patch.body and made.whole and made.head + made.body == patch.pack()
@@ -29,7 +29,7 @@ def test_what_is_sent_of_a_patch_is_the_patch_and_the_history_s_own_bytes() -> N
 
 
 def test_a_follower_that_acknowledges_nothing_gets_two_chunks() -> None:
-    serving = Serving()
+    serving = SendSchedule()
     serving.hello(0, None, 0.0)
     order = serving.order(1, 0.0, 0.0)
     assert order == Order(0, 1)
@@ -40,9 +40,9 @@ def test_a_follower_that_acknowledges_nothing_gets_two_chunks() -> None:
     assert serving.pace.flight == 2 * MIN_CHUNK
 
 
-def started(base: int = 5, version: int = 6, nbytes: int = 2_000_000) -> tuple[Serving, Begin]:
+def started(base: int = 5, version: int = 6, nbytes: int = 2_000_000) -> tuple[SendSchedule, Begin]:
     """A serving in the middle of a transfer, with a window that is known."""
-    serving = Serving()
+    serving = SendSchedule()
     serving.hello(base, None, 0.0)
     order = serving.order(version, 0.0, 0.0)
     assert order is not None and order.base == base
@@ -107,7 +107,7 @@ def test_again_starts_from_what_is_held_and_counts_once() -> None:
 
 
 def test_a_late_patch_for_a_follower_that_began_anew_is_dropped() -> None:
-    serving = Serving()
+    serving = SendSchedule()
     serving.hello(3, None, 0.0)
     order = serving.order(6, 0.0, 0.0)
     serving.hello(5, None, 1.0)
@@ -119,7 +119,7 @@ def test_a_late_patch_for_a_follower_that_began_anew_is_dropped() -> None:
 
 
 def test_after_again_nothing_older_than_what_was_held_will_do() -> None:
-    serving = Serving()
+    serving = SendSchedule()
     serving.hello(1, None, 0.0)
     order = serving.order(2, 0.0, 0.0)
     assert order is not None
@@ -137,14 +137,14 @@ def test_after_again_nothing_older_than_what_was_held_will_do() -> None:
 
 
 def test_a_follower_is_never_sent_what_looks_older_to_it() -> None:
-    serving = Serving()
+    serving = SendSchedule()
     serving.hello(1, None, 0.0, floor=57)  # it calls version 1 number 57: an earlier life's
     assert serving.order(57, 0.0, 0.0) is None
     assert serving.order(58, 0.0, 0.0) == Order(1, 1, above=57)
 
 
 def test_a_part_goes_on_where_it_broke_off() -> None:
-    serving, kept = Serving(), draft(0, 6, 100_000)
+    serving, kept = SendSchedule(), draft(0, 6, 100_000)
     serving.hello(0, (kept, 60_000), 0.0)
     begin, chunk, *_ = serving.messages(0.0)
     assert isinstance(begin, Begin) and begin.start == 60_000
@@ -159,7 +159,7 @@ def test_done_for_another_version_is_an_error_and_for_an_unknown_transfer_nothin
 
 
 def test_what_the_link_does_not_take_is_sent_again() -> None:
-    serving = Serving()
+    serving = SendSchedule()
     serving.hello(0, None, 0.0)
     order = serving.order(1, 0.0, 0.0)
     assert order is not None

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from thinwire.codecs import Codec, Raw, TopK
 from thinwire.spec import Spec
 from thinwire.types import InputError, require
-from thinwire.uses.federated.choosing.client_profile import Assignment, Device, Situation
+from thinwire.uses.federated.choosing.client_profile import Assignment, ClientProfile, Situation
 
 
 def relative_change(norms: Sequence[float], version: int, every: int) -> float:
@@ -44,7 +44,7 @@ class Accordion(Spec):
     a step size that shrinks at each version it would always hold.
 
     >>> situation = Situation(values=1000, version=2, norms=(4.0, 2.1))
-    >>> Accordion(low=0.01, high=0.1).assign([Device(0, 0.1, samples=300)], situation)[0].codec
+    >>> Accordion(low=0.01, high=0.1).assign([ClientProfile(0, 0.1, samples=300)], situation)[0].codec
     TopK(ratio=0.01)
     """
 
@@ -65,7 +65,7 @@ class Accordion(Spec):
             require(value >= 1, InputError, f"{name}={value} is below 1; give a whole number from 1 up")
         TopK(self.low, self.values)  # says what is no codec
 
-    def assign(self, devices: Sequence[Device], situation: Situation) -> Sequence[Assignment]:
+    def assign(self, devices: Sequence[ClientProfile], situation: Situation) -> Sequence[Assignment]:
         """Return the same assignment for each device: one of the two ratios."""
         change = relative_change(situation.norms, situation.version, self.every)
         ratio = self.low if change < self.eta else self.high

@@ -14,10 +14,10 @@ from thinwire.types import InputError, require
 
 
 @dataclass(frozen=True)
-class Device:
+class ClientProfile:
     """One client: how fast it computes and sends, and how much data it has.
 
-    >>> Device(id=0, step_seconds=0.2, samples=300).seconds(steps=5, up=0)
+    >>> ClientProfile(id=0, step_seconds=0.2, samples=300).seconds(steps=5, up=0)
     1.0
     """
 
@@ -77,15 +77,15 @@ class Assignment:
 class FederatedPolicy(Protocol):
     """A pure map from devices to assignments, one a device, in order."""
 
-    def assign(self, devices: Sequence[Device], situation: Situation) -> Sequence[Assignment]:
+    def assign(self, devices: Sequence[ClientProfile], situation: Situation) -> Sequence[Assignment]:
         """Return an assignment for each device; one call weighs all of them."""
         ...
 
 
-def data_shares(devices: Sequence[Device]) -> list[float]:
+def data_shares(devices: Sequence[ClientProfile]) -> list[float]:
     """Return which share of all samples each device has, in order.
 
-    >>> data_shares([Device(0, 0.1, samples=300), Device(1, 0.1, samples=100)])
+    >>> data_shares([ClientProfile(0, 0.1, samples=300), ClientProfile(1, 0.1, samples=100)])
     [0.75, 0.25]
     """
     total = sum(device.samples for device in devices)
@@ -108,7 +108,7 @@ class Fixed(Spec):
     FedAvg, FedAsync, FedBuff and QAFeL do so. With ``TopK`` or ``HardThreshold`` it is what the methods that
     choose are compared with.
 
-    >>> Fixed(steps=5).assign([Device(0, 0.1, samples=300)], Situation(values=1000))[0].steps
+    >>> Fixed(steps=5).assign([ClientProfile(0, 0.1, samples=300)], Situation(values=1000))[0].steps
     5
     """
 
@@ -120,7 +120,7 @@ class Fixed(Spec):
         require(self.steps >= 1, InputError, f"steps={self.steps} is below 1; give a number of local steps")
         require_codec("codec", self.codec)
 
-    def assign(self, devices: Sequence[Device], situation: Situation) -> Sequence[Assignment]:
+    def assign(self, devices: Sequence[ClientProfile], situation: Situation) -> Sequence[Assignment]:
         """Return the same assignment for each device."""
         same = Assignment(self.steps, self.codec, f"{self.steps} steps and one codec for all")
         return [same] * len(devices)

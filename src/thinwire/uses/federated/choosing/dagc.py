@@ -14,7 +14,13 @@ from dataclasses import dataclass
 from thinwire.codecs import Codec, HardThreshold, Raw, TopK
 from thinwire.spec import Spec
 from thinwire.types import InputError, require
-from thinwire.uses.federated.choosing.client_profile import Assignment, Device, Situation, data_shares, short
+from thinwire.uses.federated.choosing.client_profile import (
+    Assignment,
+    ClientProfile,
+    Situation,
+    data_shares,
+    short,
+)
 
 EXPONENT = 2 / 3  # of the share of the data
 
@@ -80,7 +86,7 @@ def absolute_thresholds(shares: Sequence[float], mean_threshold: float) -> list[
 class DagcR(Spec):
     """Give each device the ratio of Theorem 4, ``mean_ratio`` on average. Above 1, all values are sent.
 
-    >>> devices = [Device(i, 0.1, samples=n) for i, n in enumerate((500, 200, 150, 100, 50))]
+    >>> devices = [ClientProfile(i, 0.1, samples=n) for i, n in enumerate((500, 200, 150, 100, 50))]
     >>> [a.codec.ratio for a in DagcR(0.05).assign(devices, Situation(values=1000))]
     [0.09346, 0.05074, 0.04188, 0.03196, 0.03196]
     """
@@ -96,7 +102,7 @@ class DagcR(Spec):
         require(self.steps >= 1, InputError, f"steps={self.steps} is below 1; give a number of local steps")
         TopK(self.mean_ratio, self.values)  # says what is no codec
 
-    def assign(self, devices: Sequence[Device], situation: Situation) -> Sequence[Assignment]:
+    def assign(self, devices: Sequence[ClientProfile], situation: Situation) -> Sequence[Assignment]:
         """Return a ratio for each device by its share of the data."""
         shares = data_shares(devices)
         ratios = [short(min(1.0, r)) for r in relative_ratios(shares, self.mean_ratio)]
@@ -110,7 +116,7 @@ class DagcR(Spec):
 class DagcA(Spec):
     """Give each device the threshold of Theorem 8, ``mean_threshold`` (lbar) as harmonic mean.
 
-    >>> devices = [Device(i, 0.1, samples=n) for i, n in enumerate((800, 100))]
+    >>> devices = [ClientProfile(i, 0.1, samples=n) for i, n in enumerate((800, 100))]
     >>> [a.codec.threshold for a in DagcA(0.01).assign(devices, Situation(values=1000))]
     [0.00625, 0.025]
     """
@@ -126,7 +132,7 @@ class DagcA(Spec):
         require(self.steps >= 1, InputError, f"steps={self.steps} is below 1; give a number of local steps")
         HardThreshold(self.mean_threshold, self.values)  # says what is no codec
 
-    def assign(self, devices: Sequence[Device], situation: Situation) -> Sequence[Assignment]:
+    def assign(self, devices: Sequence[ClientProfile], situation: Situation) -> Sequence[Assignment]:
         """Return a threshold for each device by its share of the data."""
         shares = data_shares(devices)
         levels = [short(t) for t in absolute_thresholds(shares, self.mean_threshold)]

@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from thinwire.codecs import Codec, Raw, TopK
 from thinwire.spec import Spec
 from thinwire.types import InputError, require
-from thinwire.uses.federated.choosing.client_profile import Assignment, Device, Situation
+from thinwire.uses.federated.choosing.client_profile import Assignment, ClientProfile, Situation
 
 Floats = NDArray[np.float64]
 Numbers = TypeVar("Numbers", float, Floats)
@@ -47,7 +47,7 @@ class FedLuck(Spec):
     The grid has ``least_steps`` to ``most_steps`` and each hundredth from ``least_ratio`` to ``most_ratio``;
     with a least that is the most, that part is fixed, as in the code's ablations.
 
-    >>> device = Device(0, step_seconds=0.4, samples=300, up=4e6 / 17)
+    >>> device = ClientProfile(0, step_seconds=0.4, samples=300, up=4e6 / 17)
     >>> chosen = FedLuck(period=1.5).assign([device], Situation(values=10**6))[0]
     >>> chosen.steps, chosen.codec
     (3, TopK(ratio=0.04))
@@ -69,11 +69,11 @@ class FedLuck(Spec):
         require(0 < least <= most <= 1 and bool(self._ratios().size), InputError, wrong)
         TopK(most, self.values)  # says what is no codec
 
-    def assign(self, devices: Sequence[Device], situation: Situation) -> Sequence[Assignment]:
+    def assign(self, devices: Sequence[ClientProfile], situation: Situation) -> Sequence[Assignment]:
         """Return steps and ratio for each device, by its own speed and uplink alone."""
         return _assigned(self, tuple(devices), situation.values)
 
-    def _assignment(self, device: Device, values: int) -> Assignment:
+    def _assignment(self, device: ClientProfile, values: int) -> Assignment:
         whole = FULL * values / device.up
         steps, ratio, seconds = self._best(device.step_seconds, whole)
         why = (
@@ -99,7 +99,7 @@ class FedLuck(Spec):
 
 
 @lru_cache(maxsize=8)
-def _assigned(policy: FedLuck, devices: tuple[Device, ...], values: int) -> tuple[Assignment, ...]:
+def _assigned(policy: FedLuck, devices: tuple[ClientProfile, ...], values: int) -> tuple[Assignment, ...]:
     """Choose anew for other devices alone, not at each version."""
     return tuple(policy._assignment(device, values) for device in devices)
 

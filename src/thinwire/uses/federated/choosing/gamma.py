@@ -13,7 +13,7 @@ from types import MappingProxyType
 from thinwire.codecs import Codec, HardThreshold, Raw
 from thinwire.spec import Spec
 from thinwire.types import InputError, require
-from thinwire.uses.federated.choosing.client_profile import Assignment, Device, Situation, short
+from thinwire.uses.federated.choosing.client_profile import Assignment, ClientProfile, Situation, short
 
 
 def paper_scale(alpha: float, rate: float, first: float, last: float) -> float:
@@ -58,7 +58,7 @@ class GammaFedHT(Spec):
 
     >>> situation = Situation(values=1000, rate=0.1, first_rate=0.4, last_rate=0.1)
     >>> policy = GammaFedHT(threshold=0.01, rule="linear")
-    >>> policy.assign([Device(0, 0.1, samples=300)], situation)[0].codec
+    >>> policy.assign([ClientProfile(0, 0.1, samples=300)], situation)[0].codec
     HardThreshold(threshold=0.0025)
     """
 
@@ -81,7 +81,7 @@ class GammaFedHT(Spec):
         require(self.last_rate >= 0, InputError, wrong)
         HardThreshold(self.threshold, self.values)  # says what is no codec
 
-    def assign(self, devices: Sequence[Device], situation: Situation) -> Sequence[Assignment]:
+    def assign(self, devices: Sequence[ClientProfile], situation: Situation) -> Sequence[Assignment]:
         """Return the same assignment for each device: the threshold of this moment."""
         scale = self._scale(situation)
         codec = HardThreshold(short(self.threshold * scale), self.values)

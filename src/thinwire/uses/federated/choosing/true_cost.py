@@ -16,7 +16,13 @@ import numpy as np
 from thinwire.codecs import Codec, HardThreshold, TopK, Uniform
 from thinwire.spec import Spec
 from thinwire.types import InputError, TensorSpec, require
-from thinwire.uses.federated.choosing.client_profile import Assignment, Device, Situation, data_shares, short
+from thinwire.uses.federated.choosing.client_profile import (
+    Assignment,
+    ClientProfile,
+    Situation,
+    data_shares,
+    short,
+)
 from thinwire.uses.federated.choosing.dagc import EXPONENT
 from thinwire.uses.federated.choosing.fedluck import FULL, Floats, check_period, check_steps, phi
 from thinwire.uses.federated.choosing.gamma import check_rates, linear_scale
@@ -77,7 +83,7 @@ class Thinwire(Spec):
     With a threshold, that of a device is ``threshold`` gamma_t/gamma_0 (mean ratio / its ratio)^(2/3): the
     linear rule, and DAGC's delta ~ lambda^(-3/2) [quoted] to turn ratios into thresholds [derived].
 
-    >>> device = Device(0, step_seconds=0.1, samples=300, up=5e3, down=20e3, delay=0.05)
+    >>> device = ClientProfile(0, step_seconds=0.1, samples=300, up=5e3, down=20e3, delay=0.05)
     >>> chosen = Thinwire().assign([device], Situation(values=46_730))[0]
     >>> chosen.steps, chosen.codec
     (50, TopK(ratio=0.03, values=Uniform()))
@@ -114,13 +120,13 @@ class Thinwire(Spec):
         require(self.most_periods >= 1, InputError, wrong)
         TopK(most, self.values)  # says what is no codec
 
-    def assign(self, devices: Sequence[Device], situation: Situation) -> Sequence[Assignment]:
+    def assign(self, devices: Sequence[ClientProfile], situation: Situation) -> Sequence[Assignment]:
         """Return steps and codec for each device; the ratios of all are weighed together."""
         if self.threshold:
             return self._assigned(devices, situation)
         return _assigned(self, tuple(devices), situation.values)
 
-    def _assigned(self, devices: Sequence[Device], situation: Situation) -> Sequence[Assignment]:
+    def _assigned(self, devices: Sequence[ClientProfile], situation: Situation) -> Sequence[Assignment]:
         if not devices:
             return []
         shares, cost = data_shares(devices), self._cost(situation)
@@ -142,12 +148,12 @@ class Thinwire(Spec):
         count = math.ceil(math.log(self.most_ratio / self.least_ratio) / math.log(FINENESS))
         return np.geomspace(self.least_ratio, self.most_ratio, count + 1)
 
-    def _most(self, device: Device) -> int:
+    def _most(self, device: ClientProfile) -> int:
         """Return the most steps for a device's data: many passes over few samples lead away from others."""
         fit = int(device.samples / self.samples_a_step) if self.samples_a_step else self.most_steps
         return max(self.least_steps, min(self.most_steps, fit))
 
-    def _best(self, device: Device, ratios: Floats, cost: TurnCost) -> tuple[int, float]:
+    def _best(self, device: ClientProfile, ratios: Floats, cost: TurnCost) -> tuple[int, float]:
         """Return the steps and the one of ``ratios`` of least phi."""
         steps = np.arange(self.least_steps, self._most(device) + 1, dtype=np.float64)
         with np.errstate(over="ignore"):  # a link of no speed: the least of both
@@ -167,7 +173,7 @@ class Thinwire(Spec):
         return [HardThreshold(short(now * (mean / ratio) ** (2 / 3)), self.values) for ratio in ratios]
 
     def _assignment(
-        self, device: Device, ratio: float, codec: Codec, share: float, cost: TurnCost
+        self, device: ClientProfile, ratio: float, codec: Codec, share: float, cost: TurnCost
     ) -> Assignment:
         one = np.array([ratio])
         steps = self._best(device, one, cost)[0]
@@ -181,7 +187,7 @@ class Thinwire(Spec):
 
 
 @lru_cache(maxsize=8)
-def _assigned(policy: Thinwire, devices: tuple[Device, ...], values: int) -> tuple[Assignment, ...]:
+def _assigned(policy: Thinwire, devices: tuple[ClientProfile, ...], values: int) -> tuple[Assignment, ...]:
     """Choose anew for other devices alone, not at each version: a thousand take a quarter of a second."""
     return tuple(policy._assigned(devices, Situation(values)))
 
@@ -256,7 +262,7 @@ class TurnCost:
         bits = self.bits or value_bits(self.kept) + position_bits(ratio)
         return FRAMING + ratio * self.values * bits / 8
 
-    def seconds(self, device: Device, steps: Floats, ratio: Floats) -> Floats:
+    def seconds(self, device: ClientProfile, steps: Floats, ratio: Floats) -> Floats:
         """Return the seconds of a turn of ``device``, by each of ``steps`` and each ``ratio``: a grid."""
         whole = FULL * self.values
         version = self.down_ratio * whole + FRAMING if self.down_ratio else 0.0

@@ -23,7 +23,7 @@ from thinwire.uses.federated.run.options import FederatedConfig
 from thinwire.uses.kinds import finish, load_run, load_runs
 
 if TYPE_CHECKING:
-    from thinwire.uses.federated.client_scheduler import Made
+    from thinwire.uses.federated.client_scheduler import MadeVersion
     from thinwire.uses.federated.run.comparison import Outcome
 
 Methods = Annotated[
@@ -106,7 +106,7 @@ def _told(config: FederatedConfig) -> Any:
     """Return what says on a terminal how far a run is."""
     shown = draws(sys.stderr) and not (config.quiet or config.json)
 
-    def told(name: str, made: Made, accuracy: float | None) -> None:
+    def told(name: str, made: MadeVersion, accuracy: float | None) -> None:
         if shown and accuracy is not None:
             text = f"{name}: version {made.number}, {made.at:.0f} s, {accuracy:.1%}"
             sys.stderr.write(f"\r\033[K{text[: shutil.get_terminal_size().columns - 1]}")

@@ -21,7 +21,7 @@ from thinwire.uses.kinds import finish, load_run, load_runs
 
 if TYPE_CHECKING:
     from thinwire.links.hub.hub import Hub
-    from thinwire.uses.federated.client_scheduler import Made
+    from thinwire.uses.federated.client_scheduler import MadeVersion
 
 Method = Annotated[
     str | None,
@@ -53,12 +53,12 @@ def federate_serve(given: dict[str, Any], method: Method = None) -> None:
     """
     config = ServeConfig.from_dict(given | ({"methods": shlex.join([method])} if method else {}))
     # After the checks: a wrong option is refused before torch is even imported.
-    from thinwire.uses.federated.run.server_program import Serving
+    from thinwire.uses.federated.run.server_program import FederationServer
 
     fetch_needs(config.data, quiet=config.quiet or config.json)
     out = Path(config.out)
     with holding(out), stopped_by_signals():
-        serving = Serving(config, _told(config), tell)
+        serving = FederationServer(config, _told(config), tell)
         forget(out, REPORT)
         serving.run(_announce)
     finish(load_runs([out]), out, config.json, [load_run(out).to_dict()])
@@ -70,7 +70,7 @@ def _announce(hub: Hub) -> None:
 
 
 def _told(config: ServeConfig) -> Any:
-    def told(name: str, made: Made, accuracy: float | None) -> None:
+    def told(name: str, made: MadeVersion, accuracy: float | None) -> None:
         if not config.quiet:
             named = f", {accuracy:.1%} of the held-out samples" if accuracy is not None else ""
             tell(f"version {made.number} after {made.at:.0f} s, of {made.updates} updates{named}")

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from thinwire.types import InputError, LinkError, ThinwireError, require
-from thinwire.uses.federated.aggregation import Arrival, Federation
+from thinwire.uses.federated.aggregation import ArrivedUpdate, Federation
 from thinwire.uses.federated.choosing.client_profile import FederatedPolicy
 from thinwire.uses.federated.flower import flwr_names
 from thinwire.uses.federated.flower.nodes import Devices, Nodes, alike
-from thinwire.uses.federated.flower.records import WHOLE, Layout
+from thinwire.uses.federated.flower.records import WHOLE, ArrayLayout
 from thinwire.uses.federated.local_training import Decay
 from thinwire.uses.federated.recipes import Method
-from thinwire.uses.federated.server import Receipt, Refusal, Server
+from thinwire.uses.federated.server import Accepted, Rejected, Server
 
 LOOK = 1.0  # seconds between two looks at which nodes there are
 TRIES = 2  # errors in a row after which a node is asked no more
@@ -59,7 +59,7 @@ class Asynchronous:
         timeout: float = 3600.0,
         poll: float = 0.5,
         made: Made | None = None,
-    ) -> Run:
+    ) -> AsynchronousRun:
         """Train until so many versions are made; call this in the main function of a ``ServerApp``.
 
         ``config``: a ``ConfigRecord`` for all train messages. ``timeout``: seconds that a node may take, and
@@ -68,12 +68,12 @@ class Asynchronous:
         reason where no node is left that does not fail.
         """
         flwr_names.check_host()
-        layout = Layout.of(initial_arrays, self.whole)
+        layout = ArrayLayout.of(initial_arrays, self.whole)
         row = layout.row(initial_arrays, "the model")
         server = Server(row, self.method.rule, self.policy, self.method.download, self.rates)
         nodes = Nodes(server, layout, self.method.feedback, self.weighted_by, self.device)
         content = {"arrays": initial_arrays, "config": config or flwr_names.app().ConfigRecord()}
-        run = Run(
+        run = AsynchronousRun(
             grid, nodes, layout.rest(initial_arrays), content, timeout, made or (lambda number, arrays: None)
         )
         while server.version < versions:
@@ -83,7 +83,7 @@ class Asynchronous:
 
 
 @dataclass
-class Run:
+class AsynchronousRun:
     """An asynchronous run: who was asked, who answered, and what came of it."""
 
     grid: Any
@@ -95,7 +95,7 @@ class Run:
     _asked: dict[str, tuple[int, float]] = field(default_factory=dict)  # node and deadline, by message
     _answered: set[int] = field(default_factory=set)  # nodes that wait for the end of the period
     _failures: dict[int, int] = field(default_factory=dict)  # in a row, by node
-    _rests: list[tuple[Receipt, int, dict[str, Any]]] = field(default_factory=list)  # of the next version
+    _rests: list[tuple[Accepted, int, dict[str, Any]]] = field(default_factory=list)  # of the next version
     _looked: float = -LOOK
 
     def __post_init__(self) -> None:
@@ -107,7 +107,7 @@ class Run:
         return self.nodes.server
 
     @property
-    def refused(self) -> list[Refusal]:
+    def refused(self) -> list[Rejected]:
         """Updates and errors that made no version; by the server's own ids of nodes."""
         return self.nodes.refused
 
@@ -153,7 +153,7 @@ class Run:
         node, _ = self._asked.pop(reply.metadata.reply_to_message_id)
         self._heard = time.monotonic()
         answer = self.nodes.take(reply, node)
-        if isinstance(answer, Refusal):
+        if isinstance(answer, Rejected):
             self._fail(node, reply, answer.reason)
             return
         self._failures.pop(node, None)
@@ -177,7 +177,7 @@ class Run:
                 n for _, n, _ in found
             )
             if rule.mixes:
-                arrivals = [Arrival(r.client, r.sequence, n, r.staleness) for r, n, _ in found]
+                arrivals = [ArrivedUpdate(r.client, r.sequence, n, r.staleness) for r, n, _ in found]
                 share = min(1.0, sum(rule.shares(arrivals, Federation(1, 1))))
                 mean = (1 - share) * before.numpy() + share * mean
             self.rest[name] = flwr_names.app().Array(mean.astype(before.dtype))

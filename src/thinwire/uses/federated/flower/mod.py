@@ -13,11 +13,19 @@ from thinwire.channels.memory import ErrorFeedback, NoMemory
 from thinwire.channels.references import under
 from thinwire.types import DesyncError, PayloadError, ThinwireError, require
 from thinwire.uses.federated.flower import flwr_names
-from thinwire.uses.federated.flower.records import CLIPPED, UPDATE, Layout, Plan, only, payload, replaced
+from thinwire.uses.federated.flower.records import (
+    CLIPPED,
+    UPDATE,
+    ArrayLayout,
+    VersionPlan,
+    only,
+    payload,
+    replaced,
+)
 from thinwire.uses.federated.message import Update
 from thinwire.uses.federated.model_copy import ModelCopy
 from thinwire.uses.federated.parameters import unpack_row
-from thinwire.uses.federated.residuals import Residuals
+from thinwire.uses.federated.residuals import ClientResiduals
 
 STATE = "thinwire"  # the record in context.state
 MODEL, RESIDUALS = "model.", "residuals."  # what its arrays' names begin with
@@ -38,13 +46,13 @@ def compression_mod(message: Any, context: Any, call_next: Callable[[Any, Any], 
     error that says why in one sentence.
     """
     try:
-        plan = Plan.find(message.content)
+        plan = VersionPlan.find(message.content)
         return call_next(message, context) if plan is None else _turn(plan, message, context, call_next)
     except ThinwireError as e:
         return flwr_names.failed(message, str(e))
 
 
-def _turn(plan: Plan, message: Any, context: Any, call_next: Callable[[Any, Any], Any]) -> Any:
+def _turn(plan: VersionPlan, message: Any, context: Any, call_next: Callable[[Any, Any], Any]) -> Any:
     node = Node(context)
     key, arrays = only(message.content.array_records, "array", "a message with a plan")
     layout, start = node.take(plan)
@@ -96,7 +104,7 @@ class Node:
         self._arrays = others | new
         self._context.state[STATE] = flwr.ArrayRecord(self._arrays)
 
-    def take(self, plan: Plan) -> tuple[Layout, Tensor]:
+    def take(self, plan: VersionPlan) -> tuple[ArrayLayout, Tensor]:
         """Return how the model is laid out, and the values of the plan's version, [1, N].
 
         Errors: ``DesyncError`` or ``PayloadError`` where that cannot be followed; nothing is held then.
@@ -111,13 +119,16 @@ class Node:
         finally:
             self._keep(MODEL, _state(copy, layout))
 
-    def answer(self, plan: Plan, change: Tensor, samples: int, limit: float = math.inf) -> Update:
+    def answer(self, plan: VersionPlan, change: Tensor, samples: int, limit: float = math.inf) -> Update:
         """Return the update for what the app changed, [1, N], and what was not delivered before.
 
         Where the server clips, it decodes to a norm of ``limit`` at most, or to that of ``change``.
         """
         version, client, made = plan.version, plan.client, plan.version.sequence
-        residuals, kept = Residuals(ErrorFeedback() if plan.feedback else NoMemory()), self._kept(RESIDUALS)
+        residuals, kept = (
+            ClientResiduals(ErrorFeedback() if plan.feedback else NoMemory()),
+            self._kept(RESIDUALS),
+        )
         last = int(kept.pop("sequence", torch.tensor(0)))
         again = f"update {made} was made already, and {last} is the last; ask for another"  # sent twice
         require(made > last, DesyncError, again)
@@ -134,13 +145,13 @@ class Node:
         return Update(client, version.sequence, version.number, samples, version.steps, packet)
 
 
-def _state(copy: ModelCopy, layout: Layout) -> dict[str, Tensor]:
+def _state(copy: ModelCopy, layout: ArrayLayout) -> dict[str, Tensor]:
     if copy.row is None or copy.held is None:
         return {}
     text = torch.frombuffer(bytearray(layout.pack().encode()), dtype=torch.uint8)
     return {"row": copy.row, "number": torch.tensor(copy.held.number), "layout": text}
 
 
-def _layout(held: dict[str, Tensor]) -> Layout:
+def _layout(held: dict[str, Tensor]) -> ArrayLayout:
     require("layout" in held, DesyncError, "this node holds no version to lead on from; send the whole")
-    return Layout.unpack(held["layout"].numpy().tobytes().decode())
+    return ArrayLayout.unpack(held["layout"].numpy().tobytes().decode())

@@ -8,20 +8,23 @@ from dataclasses import replace
 from typing import Any
 
 from thinwire.types import InputError, PayloadError, require
-from thinwire.uses.federated.choosing.client_profile import Device
+from thinwire.uses.federated.choosing.client_profile import ClientProfile
 from thinwire.uses.federated.flower import flwr_names
-from thinwire.uses.federated.flower.records import CLIPPED, UPDATE, Layout, Plan, only
-from thinwire.uses.federated.message import Form, Held, Update
-from thinwire.uses.federated.server import Receipt, Refusal, Server
+from thinwire.uses.federated.flower.records import CLIPPED, UPDATE, ArrayLayout, VersionPlan, only
+from thinwire.uses.federated.message import Held, Update, VersionForm
+from thinwire.uses.federated.server import Accepted, Rejected, Server
 
-Devices = Callable[[int], Device]
+Devices = Callable[[int], ClientProfile]
 NO_UPDATE = "it has no update; let compression_mod be the app's first mod"
-LEADS_ON = (Form.PATCH, Form.MISSED)  # versions for who holds an earlier one, and with it the layout
+LEADS_ON = (
+    VersionForm.PATCH,
+    VersionForm.MISSED,
+)  # versions for who holds an earlier one, and with it the layout
 
 
-def alike(node: int) -> Device:
+def alike(node: int) -> ClientProfile:
     """Return a device of which nothing is known but its id."""
-    return Device(node, step_seconds=1.0, samples=1)
+    return ClientProfile(node, step_seconds=1.0, samples=1)
 
 
 class Nodes:
@@ -32,15 +35,15 @@ class Nodes:
     """
 
     def __init__(
-        self, server: Server, layout: Layout, feedback: bool, weighted_by: str, device: Devices = alike
+        self, server: Server, layout: ArrayLayout, feedback: bool, weighted_by: str, device: Devices = alike
     ) -> None:
         self.server, self.layout = server, layout
         self._feedback, self._weighted_by, self._device = feedback, weighted_by, device
         self.ids: dict[int, int] = {}  # of nodes, as the server's clients
         self._given: dict[int, Held | None] = {}
         self._held: dict[int, Held | None] = {}
-        self._devices: dict[int, Device] = {}
-        self.refused: list[Refusal] = []
+        self._devices: dict[int, ClientProfile] = {}
+        self.refused: list[Rejected] = []
 
     def join(self, node: int) -> int:
         """Return the client that a node is, which is present from now on."""
@@ -59,7 +62,7 @@ class Nodes:
         version = self.server.issue(client, self._held.pop(client, None))
         self._given[client] = version.held
         layout = None if version.form in LEADS_ON else self.layout
-        plan = Plan(version, client, self._feedback, self._weighted_by, layout)
+        plan = VersionPlan(version, client, self._feedback, self._weighted_by, layout)
         _, arrays = only(message.content.array_records, "array", "a message of the strategy")
         message.content = plan.put(message.content, self.layout.rest(arrays))
         return message
@@ -70,18 +73,18 @@ class Nodes:
             self._held[self.ids[node]] = self._given.get(self.ids[node])
         return not reply.has_error()
 
-    def take(self, reply: Any, node: int) -> Receipt | Refusal:
+    def take(self, reply: Any, node: int) -> Accepted | Rejected:
         """Take the update in a node's reply to a message of training."""
         client = self.ids[node]
         if not self.heard(reply, node):
-            return self._refuse(Refusal(client, str(reply.error.reason)))
+            return self._refuse(Rejected(client, str(reply.error.reason)))
         found = [r[UPDATE].data for r in reply.content.array_records.values() if UPDATE in r]
         if not found:
-            return self._refuse(Refusal(client, NO_UPDATE))
+            return self._refuse(Rejected(client, NO_UPDATE))
         with suppress(PayloadError):  # the server says why
             self._note(client, Update.unpack(found[0]).samples)
         answer = self.server.receive(client, found[0])
-        return self._refuse(answer) if isinstance(answer, Refusal) else answer
+        return self._refuse(answer) if isinstance(answer, Rejected) else answer
 
     def samples(self, client: int) -> int:
         """Return how many samples a client said that it has."""
@@ -99,6 +102,6 @@ class Nodes:
             self._devices[client] = replace(device, samples=samples)
             self.server.join(self._devices[client])
 
-    def _refuse(self, refusal: Refusal) -> Refusal:
+    def _refuse(self, refusal: Rejected) -> Rejected:
         self.refused.append(refusal)
         return refusal

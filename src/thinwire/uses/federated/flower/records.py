@@ -17,7 +17,7 @@ from torch import Tensor
 from thinwire.codecs import parse_codec
 from thinwire.types import WRONG_VALUES, InputError, PayloadError, require
 from thinwire.uses.federated.flower import flwr_names
-from thinwire.uses.federated.message import Form, Version
+from thinwire.uses.federated.message import VersionForm, VersionMessage
 
 FLOAT32, BYTES = "float32", "thinwire"  # the dtype of what is compressed; the stype of payloads
 WHOLE = ("*running_mean", "*running_var", "*moving_mean", "*moving_var*")  # as normalisations keep them
@@ -50,21 +50,21 @@ def replaced(content: Any, records: Mapping[str, Any]) -> Any:
 
 
 @dataclass(frozen=True)
-class Layout:
+class ArrayLayout:
     """The arrays of a record, in order: name, shape, and whether it is part of the row.
 
     float32 arrays make up the row, but for those whose names are like one of ``whole``: what is no gradient
     step, as a running variance, and must not be rounded, cut or added to. Such arrays and those of other
     types, as counters, travel whole.
 
-    >>> Layout.unpack('[["w", [2, 3], true], ["steps", [], false]]').values
+    >>> ArrayLayout.unpack('[["w", [2, 3], true], ["steps", [], false]]').values
     6
     """
 
     arrays: tuple[tuple[str, Shape, bool], ...]
 
     @classmethod
-    def of(cls, record: Mapping[str, Any], whole: Sequence[str] = WHOLE) -> Layout:
+    def of(cls, record: Mapping[str, Any], whole: Sequence[str] = WHOLE) -> ArrayLayout:
         """Return the layout of a record. Errors: ``InputError`` where nothing in it is to be compressed."""
 
         def coded(name: str) -> bool:
@@ -112,7 +112,7 @@ class Layout:
         return json.dumps(self.arrays)
 
     @classmethod
-    def unpack(cls, text: str) -> Layout:
+    def unpack(cls, text: str) -> ArrayLayout:
         """Read what ``pack`` wrote; ``PayloadError`` for anything else."""
         try:
             found = [(str(n), tuple(int(i) for i in shape), bool(c)) for n, shape, c in json.loads(text)]
@@ -122,18 +122,18 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Plan:
+class VersionPlan:
     """A version for a node. ``layout`` is left out where the node holds it already.
 
     ``client``: the node's id at the server; ``feedback``: whether what is not sent goes with the next update;
     ``weighted_by``: the metric that says how many samples a node has.
     """
 
-    version: Version
+    version: VersionMessage
     client: int
     feedback: bool
     weighted_by: str
-    layout: Layout | None
+    layout: ArrayLayout | None
 
     def put(self, content: Any, rest: dict[str, Any]) -> Any:
         """Return the ``RecordDict`` that asks as ``content`` does, with the version in place of arrays."""
@@ -150,7 +150,7 @@ class Plan:
         return replaced(content, {key: flwr.ArrayRecord({**rest, **arrays}), name: config})
 
     @classmethod
-    def find(cls, content: Any) -> Plan | None:
+    def find(cls, content: Any) -> VersionPlan | None:
         """Return the plan in what a node was sent; None where there is none.
 
         Errors: ``PayloadError`` for a plan that makes no sense.
@@ -166,10 +166,10 @@ class Plan:
             raise PayloadError(f"a plan that does not read: {type(e).__name__}: {e}") from e
 
     @classmethod
-    def _read(cls, given: dict[str, Any], packets: list[bytes]) -> Plan:
+    def _read(cls, given: dict[str, Any], packets: list[bytes]) -> VersionPlan:
         number, sequence, confirmed, check, form, steps, rate = (given[name] for name in NUMBERS)
-        codec, form = parse_codec(given["codec"]), Form(form)
-        made = Version(number, sequence, confirmed, check, form, tuple(packets), steps, rate, codec)
-        layout = Layout.unpack(given["layout"]) if "layout" in given else None
-        version = Version.unpack(made.pack())  # which checks it
+        codec, form = parse_codec(given["codec"]), VersionForm(form)
+        made = VersionMessage(number, sequence, confirmed, check, form, tuple(packets), steps, rate, codec)
+        layout = ArrayLayout.unpack(given["layout"]) if "layout" in given else None
+        version = VersionMessage.unpack(made.pack())  # which checks it
         return cls(version, int(given["client"]), bool(given["feedback"]), str(given["weighted-by"]), layout)

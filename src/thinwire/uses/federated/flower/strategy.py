@@ -17,9 +17,9 @@ from thinwire.uses.federated.client_scheduler import REST
 from thinwire.uses.federated.download import Download
 from thinwire.uses.federated.flower import flwr_names
 from thinwire.uses.federated.flower.nodes import Devices, Nodes, alike
-from thinwire.uses.federated.flower.records import WHOLE, Layout, only, replaced
+from thinwire.uses.federated.flower.records import WHOLE, ArrayLayout, only, replaced
 from thinwire.uses.federated.local_training import Decay
-from thinwire.uses.federated.server import Receipt, Refusal, Server
+from thinwire.uses.federated.server import Accepted, Rejected, Server
 
 RULE = Periodic()  # nothing is due by itself: the strategy ends its rounds
 
@@ -74,7 +74,7 @@ class Compressed:
         return self._opened.server
 
     @property
-    def refused(self) -> list[Refusal]:
+    def refused(self) -> list[Rejected]:
         """What was not aggregated, and why; by the server's own ids of nodes."""
         return [] if self._nodes is None else self._nodes.refused
 
@@ -108,7 +108,7 @@ class Compressed:
         return [nodes.fill(m) for m in asked]
 
     def _open(self, arrays: Any) -> Nodes:
-        layout = Layout.of(arrays, self._whole)
+        layout = ArrayLayout.of(arrays, self._whole)
         server = Server(layout.row(arrays, "the model"), RULE, self._policy, self._download, self._rates)
         weighted_by = getattr(self.strategy, "weighted_by_key", "num-examples")
         return Nodes(server, layout, self._feedback, weighted_by, self._device)
@@ -120,7 +120,7 @@ class Compressed:
         self._absent.heard(server_round, came)
         for reply in came:
             answer = nodes.take(reply, _node(reply)) if _node(reply) in nodes.ids else None
-            if isinstance(answer, Receipt):
+            if isinstance(answer, Accepted):
                 taken.append(reply)
             elif reply.has_error():  # the strategy counts these
                 failed.append(reply)

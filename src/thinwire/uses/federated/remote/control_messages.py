@@ -89,7 +89,7 @@ def text(values: dict[str, Any], name: str) -> str:
     return "".join(c if c.isprintable() else " " for c in x)
 
 
-class Piece(Head, kind=Word.PIECE):
+class MessagePiece(Head, kind=Word.PIECE):
     """Some bytes of a message."""
 
     number: U64
@@ -113,7 +113,7 @@ class Sending:
     >>> there, pieces = Receiving(7, total=5), []
     >>> sending = Sending(7, b"hello", size=3)
     >>> sending.send(lambda piece: pieces.append(piece) is None)
-    >>> [there.take(Piece.unpack(piece)) for piece in pieces], there.data
+    >>> [there.take(MessagePiece.unpack(piece)) for piece in pieces], there.data
     ([False, True], b'hello')
     """
 
@@ -131,7 +131,7 @@ class Sending:
         total = len(self._data)
         while self._next < total and self._next - self._there < WINDOW:
             part = self._data[self._next : self._next + self._size]
-            if not put(Piece.FORM.pack(Word.PIECE, self.number, self._next, total) + part):
+            if not put(MessagePiece.FORM.pack(Word.PIECE, self.number, self._next, total) + part):
                 return
             self._next += len(part)
 
@@ -164,7 +164,7 @@ class Receiving:
         """The message, once it is whole."""
         return bytes(self._data)
 
-    def take(self, piece: Piece, now: float = 0.0) -> bool:
+    def take(self, piece: MessagePiece, now: float = 0.0) -> bool:
         """Add a piece that came at ``now`` [s], and return whether the message is whole."""
         fits = piece.total == self.total and piece.offset + len(piece.data) <= self.total
         if fits and piece.offset <= self.have:

@@ -9,12 +9,12 @@ from typing import Any
 
 from thinwire.links.hub.hub import Hub
 from thinwire.types import InputError, PayloadError, require
-from thinwire.uses.federated.choosing.client_profile import Device
-from thinwire.uses.federated.message import Held, Version
+from thinwire.uses.federated.choosing.client_profile import ClientProfile
+from thinwire.uses.federated.message import Held, VersionMessage
 from thinwire.uses.federated.parameters import Signature
 from thinwire.uses.federated.remote.control_messages import (
     PROTOCOL,
-    Piece,
+    MessagePiece,
     Receiving,
     Sending,
     Word,
@@ -30,8 +30,8 @@ HERE_ALREADY = (
 CHANGED = 1.25  # a speed that differs by this factor is another one: assignments are made again
 
 
-class Door:
-    """Let peers of ``hub`` in as clients that have no seat yet, or come back to theirs.
+class Handshake:
+    """Let peers of ``hub`` in as clients that have no session yet, or come back to theirs.
 
     ``known``: the clients that were here before, whose numbers nobody gets by chance. ``signature``: of the
     model, which each client's must be like.
@@ -41,14 +41,20 @@ class Door:
         self,
         hub: Hub,
         terms: Mapping[str, Any],
-        seats: Mapping[int, Seat],
+        sessions: Mapping[int, ClientSession],
         known: Callable[[], Iterable[int]],
         noted: Callable[[str], object],
         signature: Signature | None = None,
     ) -> None:
         self._signature = signature
         terms = {**terms, "signature": signature and list(signature)}
-        self._hub, self._terms, self._seats, self._known, self._noted = hub, dict(terms), seats, known, noted
+        self._hub, self._terms, self._sessions, self._known, self._noted = (
+            hub,
+            dict(terms),
+            sessions,
+            known,
+            noted,
+        )
         self._promised: dict[bytes, int] = {}  # who was told that it is which client
         self._probes: dict[bytes, Receiving] = {}
 
@@ -61,7 +67,7 @@ class Door:
         """Time some messages, and send as many back."""
         probe = self._probes.setdefault(peer, Receiving(0, PROBES * PROBE_SIZE))
         data = memoryview(bytes(nbytes))
-        if probe.take(Piece(0, probe.have, probe.total, data), at):
+        if probe.take(MessagePiece(0, probe.have, probe.total, data), at):
             for _ in range(PROBES):
                 self._hub.send(peer, bytes([Word.PROBE]) + bytes(PROBE_SIZE - 1))
 
@@ -73,7 +79,7 @@ class Door:
             self.turn_away(peer, f"the server speaks protocol {PROTOCOL}, not {theirs}; update {older}")
             return
         taken = self._taken(peer)
-        known = taken | self._seats.keys() | set(self._known())  # who is away may come back
+        known = taken | self._sessions.keys() | set(self._known())  # who is away may come back
         free = (c for c in range(len(known) + 1) if c not in known)
         client = whole(values, "client") if values.get("client") is not None else next(free)
         if client in taken:
@@ -82,21 +88,21 @@ class Door:
         self._promised[peer] = client
         self._hub.send(peer, pack(Word.TERMS, client=client, **self._terms))
 
-    def admit(self, peer: bytes, values: dict[str, Any]) -> Hello:
+    def admit(self, peer: bytes, values: dict[str, Any]) -> ClientHello:
         """Return what a client says of itself. Errors: ``PayloadError`` where it may not take part."""
         probe = self._probes.pop(peer, None)
-        seat = self._seats.get(whole(values, "client"))
-        up = seat.device.up if seat is not None else math.inf
+        session = self._sessions.get(whole(values, "client"))
+        up = session.device.up if session is not None else math.inf
         try:
             theirs = Signature.read(values.get("signature"))
-            self._signature = self._signature or theirs  # a host of a row alone: all are like the first
+            self._signature = self._signature or theirs  # a server of a row alone: all are like the first
             if self._signature is not None:
                 self._signature.check(theirs, f"the model of client {whole(values, 'client')}")
         except InputError as e:
             raise PayloadError(str(e)) from e
-        hello = Hello.of(values, probe.rate or math.inf if probe is not None else up)
+        hello = ClientHello.of(values, probe.rate or math.inf if probe is not None else up)
         require(hello.client not in self._taken(peer), PayloadError, HERE_ALREADY.format(hello.client))
-        other = any(s.peer == peer and s.client != hello.client for s in self._seats.values())
+        other = any(s.peer == peer and s.client != hello.client for s in self._sessions.values())
         require(not other, PayloadError, f"one connection is one client, not {hello.client} too")
         self._promised.pop(peer, None)
         return hello
@@ -115,21 +121,23 @@ class Door:
         """Return the clients that other connections are, which are still there."""
         there = set(self._hub.peers)
         promised = {c for p, c in self._promised.items() if p != peer and p in there}
-        return promised | {c for c, seat in self._seats.items() if seat.there and seat.peer != peer}
+        return promised | {
+            c for c, session in self._sessions.items() if session.there and session.peer != peer
+        }
 
 
 @dataclass
-class Seat:
+class ClientSession:
     """One client, as it said last, and its turn. ``peer``: the hub's name of its connection."""
 
     client: int
     peer: bytes
-    device: Device
+    device: ClientProfile
     held: Held | None = None
     after: int = 0  # sequence number of its last update
     there: bool = True  # connected, and willing
     moved: float = 0.0  # when its turn went on last, monotonic seconds
-    version: Version | None = None  # under way: given, and not answered yet
+    version: VersionMessage | None = None  # under way: given, and not answered yet
     down: Sending | None = None
     up: Receiving | None = None
 
@@ -144,11 +152,11 @@ class Seat:
 
 
 @dataclass(frozen=True)
-class Hello:
+class ClientHello:
     """How a client says that it is there, and where it stands."""
 
     client: int
-    device: Device
+    device: ClientProfile
     held: Held | None
     after: int
     trained: int  # the sequence number of the version that is here whole
@@ -156,14 +164,14 @@ class Hello:
     have: int
 
     @classmethod
-    def of(cls, values: dict[str, Any], up: float) -> Hello:
+    def of(cls, values: dict[str, Any], up: float) -> ClientHello:
         """Read one; ``up``: bytes/s at which its probe came. Errors: ``PayloadError``."""
         client, samples = whole(values, "client"), whole(values, "samples")
         require(samples > 0, PayloadError, f"client {client} has no samples; give it some data")
         step, down, delay = (positive(values, name) for name in ("step_seconds", "down", "delay"))
         timed = step < math.inf and delay < math.inf
         require(timed, PayloadError, f"client {client} does not say how long a step and the way take")
-        device = Device(client, step, samples, up, down, delay)
+        device = ClientProfile(client, step, samples, up, down, delay)
         held = values.get("held")
         pair = isinstance(held, list) and len(held) == 2 and all(isinstance(x, int) and x >= 0 for x in held)
         require(held is None or pair, PayloadError, f"client {client} holds {ascii(held)[:40]}, no version")

@@ -1,4 +1,4 @@
-"""A client of a host on another machine: it dials in, trains what it is given, and goes on after a break."""
+"""A client of a server elsewhere: it dials in, trains what it is given, and goes on after a break."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from thinwire.links.hub.spoke import Spoke
 from thinwire.links.hub.station import Event, EventKind
 from thinwire.types import DesyncError, InputError, LinkError, PayloadError, require
 from thinwire.uses.federated.client import Client
-from thinwire.uses.federated.message import Version
+from thinwire.uses.federated.message import VersionMessage
 from thinwire.uses.federated.parameters import Signature, most_nbytes
 from thinwire.uses.federated.remote.control_messages import (
     MOST,
     MOST_TEXT,
     PROTOCOL,
-    Piece,
+    MessagePiece,
     Receiving,
     Sending,
     Word,
@@ -30,16 +30,16 @@ from thinwire.uses.federated.remote.control_messages import (
 from thinwire.uses.federated.remote.handshake import PROBE_SIZE, PROBES, differs
 from thinwire.uses.federated.remote.remote_server import TICK
 
-SIZE = MOST - 100  # bytes of a piece to a host
+SIZE = MOST - 100  # bytes of a piece to a server
 ROOM = 1 << 12  # bytes of a version beside its packets
 FLUSH = 5.0  # seconds for the last word to leave
 TRIES = 3
 
 
-class Guest:
-    """Talk to the host that ``spoke`` dials; give up after ``patience`` seconds without a sign of it.
+class RemoteClient:
+    """Talk to the server that ``spoke`` dials; give up after ``patience`` seconds without a sign of it.
 
-    ``noted`` hears of breaks and refusals. Errors: ``LinkError`` naming the host, ``InputError`` where it
+    ``noted`` hears of breaks and refusals. Errors: ``LinkError`` naming the server, ``InputError`` where it
     does not let this client take part, and why.
     """
 
@@ -53,7 +53,7 @@ class Guest:
         self._heard = time.monotonic()
         self._probe = Receiving(0, PROBES * PROBE_SIZE)
         self._client: Client | None = None
-        self._signature: Signature | None = None  # of the host's model
+        self._signature: Signature | None = None  # of the server's model
         self._step_seconds = 0.0
         self._down: Receiving | None = None
         self._up: Sending | None = None
@@ -62,7 +62,7 @@ class Guest:
         self._again = 0  # versions in a row that could not be followed
 
     def terms(self, client: int | None = None) -> dict[str, Any]:
-        """Ask the host what is to be done, as the client of this number, or of any; measure the way there."""
+        """Ask what is to be done, as the client of this number, or of any; measure the way to the server."""
         asked = False
         while True:
             event = self._next()
@@ -80,10 +80,10 @@ class Guest:
                 require(word is not Word.DONE, LinkError, f"{self._spoke.peer} has its last version already")
 
     def serve(self, client: Client, step_seconds: float) -> int:
-        """Train what comes until the host says that it is over; return the number of the last version.
+        """Train what comes until the server says that it is over; return the number of the last version.
 
-        ``step_seconds``: of a local step, as measured. Errors: ``TrainingError``, of which the host is told;
-        ``InputError`` where the host's model is another.
+        ``step_seconds``: of a local step, as measured. Errors: ``TrainingError``, which the server is told;
+        ``InputError`` where the server's model is another.
         """
         client.signature.check(self._signature, f"the model of {self._spoke.peer}")
         self._client, self._step_seconds = client, step_seconds
@@ -101,7 +101,7 @@ class Guest:
                     return whole(values_of(event.data), "version")
                 self._hear(word, event.data, event.at)
 
-    # -- what the host says --------------------------------------------------------------------------------
+    # -- what the server says ------------------------------------------------------------------------------
 
     def _next(self) -> Event:
         """Return the next thing that happens. Errors: ``LinkError`` after too long a silence."""
@@ -118,7 +118,7 @@ class Guest:
     def _hear(self, word: Word, data: bytes, at: float) -> None:
         self._check_refused(word, data)
         if word is Word.PIECE:
-            self._take(Piece.unpack(data), at)
+            self._take(MessagePiece.unpack(data), at)
             return
         if word is Word.HELLO:
             self._say_hello()
@@ -146,7 +146,7 @@ class Guest:
         if word is Word.REFUSED:
             raise InputError(f"{self._spoke.peer}: {text(values_of(data), 'text')}")
 
-    def _take(self, piece: Piece, at: float) -> None:
+    def _take(self, piece: MessagePiece, at: float) -> None:
         """Take a piece of a version; answer once it is whole."""
         if self._client is None or piece.number <= self._trained:
             return
@@ -165,7 +165,7 @@ class Guest:
     def _answer(self, client: Client, data: bytes) -> None:
         """Train a version, and begin to send the update."""
         try:
-            version = Version.unpack(data)
+            version = VersionMessage.unpack(data)
             began = time.monotonic()
             update = client.train(version)
         except (PayloadError, DesyncError) as e:
@@ -215,7 +215,7 @@ class Guest:
             self._spoke.send(pack(Word.SPEED, step_seconds=seconds))
 
     def _time_the_way(self) -> None:
-        """Send messages that the host times, and time those that it sends back."""
+        """Send messages that the server times, and time those that it sends back."""
         for _ in range(PROBES):
             self._spoke.send(bytes([Word.PROBE]) + bytes(PROBE_SIZE - 1))
         done = False
@@ -225,5 +225,5 @@ class Guest:
                 return  # the connection broke: what is known is enough to begin
             if word_of(event.data) is Word.PROBE:
                 data = memoryview(event.data)
-                piece = Piece(0, self._probe.have, self._probe.total, data)
+                piece = MessagePiece(0, self._probe.have, self._probe.total, data)
                 done = self._probe.take(piece, event.at)

@@ -11,11 +11,11 @@ from typing import Any
 from thinwire.links.hub.hub import Hub
 from thinwire.links.hub.station import Event, EventKind
 from thinwire.types import InputError, LinkError, PayloadError, require
-from thinwire.uses.federated.choosing.client_profile import Device
-from thinwire.uses.federated.client_scheduler import Conductor, Made
+from thinwire.uses.federated.choosing.client_profile import ClientProfile
+from thinwire.uses.federated.client_scheduler import ClientScheduler, MadeVersion
 from thinwire.uses.federated.parameters import most_nbytes
 from thinwire.uses.federated.remote.control_messages import (
-    Piece,
+    MessagePiece,
     Receiving,
     Sending,
     Word,
@@ -26,8 +26,15 @@ from thinwire.uses.federated.remote.control_messages import (
     whole,
     word_of,
 )
-from thinwire.uses.federated.remote.handshake import PROBE_SIZE, PROBES, Door, Hello, Seat, differs
-from thinwire.uses.federated.server import Receipt, Refusal, Server
+from thinwire.uses.federated.remote.handshake import (
+    PROBE_SIZE,
+    PROBES,
+    ClientHello,
+    ClientSession,
+    Handshake,
+    differs,
+)
+from thinwire.uses.federated.server import Accepted, Rejected, Server
 
 SIZE = 1 << 15  # bytes of a piece to a client
 TICK, LOOK = 0.1, 1.0  # seconds
@@ -35,7 +42,7 @@ FAREWELL = 60.0  # seconds for the last word to reach all clients, behind what i
 ROOM = 1 << 10  # bytes of an update beside its packet
 
 
-class Host:
+class RemoteServer:
     """Run ``server`` at ``hub``, for clients that are told ``terms``; ``made`` hears of each version.
 
     It begins when ``expected`` clients are there, or ``gather`` seconds have passed and one is. A round, or
@@ -53,7 +60,7 @@ class Host:
         server: Server,
         hub: Hub,
         terms: Mapping[str, Any],
-        made: Callable[[Made], bool],
+        made: Callable[[MadeVersion], bool],
         *,
         expected: int = 1,
         participate: int = 0,
@@ -68,9 +75,9 @@ class Host:
         self._expected, self._gather, self._deadline = expected, gather, deadline
         self._quorum = quorum
         self._noted = noted
-        self._seats: dict[int, Seat] = {}
-        self._door = Door(hub, terms, self._seats, lambda: server.known, noted, server.signature)
-        self._conductor = Conductor(
+        self._sessions: dict[int, ClientSession] = {}
+        self._handshake = Handshake(hub, terms, self._sessions, lambda: server.known, noted, server.signature)
+        self._conductor = ClientScheduler(
             server, self._here, self._issue, self._tell, lambda: self.now, seed, participate
         )
         self.tally = self._conductor.tally
@@ -99,7 +106,9 @@ class Host:
     def _say_goodbye(self) -> None:
         """Tell all that it is over, and wait until they heard it: what a closing socket holds is lost."""
         left, end = set[bytes](), time.monotonic() + FAREWELL
-        for peer in {seat.peer for seat in self._seats.values() if seat.there} | self._door.waiting:
+        for peer in {
+            session.peer for session in self._sessions.values() if session.there
+        } | self._handshake.waiting:
             if self._hub.send(peer, pack(Word.DONE, version=self.server.version)):
                 left.add(peer)
         while left and time.monotonic() < end:
@@ -128,7 +137,7 @@ class Host:
     # -- turns ---------------------------------------------------------------------------------------------
 
     def _present(self) -> list[int]:
-        return sorted(c for c, seat in self._seats.items() if seat.there)
+        return sorted(c for c, session in self._sessions.items() if session.there)
 
     def _here(self) -> list[int]:
         """Return who is there for a round; where nobody is, wait for somebody to come back."""
@@ -143,22 +152,22 @@ class Host:
 
     def _issue(self, client: int) -> None:
         """Give a client the newest version."""
-        seat = self._seats[client]
-        seat.version = self.server.issue(client, seat.held, seat.after)
-        self.tally.issued(seat.version, client)
-        seat.down, seat.up = Sending(seat.sequence, seat.version.pack(), SIZE), None
-        seat.moved = time.monotonic()
-        self._pump(seat)
+        session = self._sessions[client]
+        session.version = self.server.issue(client, session.held, session.after)
+        self.tally.issued(session.version, client)
+        session.down, session.up = Sending(session.sequence, session.version.pack(), SIZE), None
+        session.moved = time.monotonic()
+        self._pump(session)
 
-    def _tell(self, made: Made) -> bool:
+    def _tell(self, made: MadeVersion) -> bool:
         going = self._made(made)
         if not self.server.rule.seconds:
             self._due = time.monotonic() + self._deadline
         return going
 
-    def _pump(self, seat: Seat) -> None:
-        if seat.down is not None:
-            seat.down.send(lambda piece: self._hub.send(seat.peer, piece))
+    def _pump(self, session: ClientSession) -> None:
+        if session.down is not None:
+            session.down.send(lambda piece: self._hub.send(session.peer, piece))
 
     def _turn(self) -> None:
         """Let one thing happen: what a client says, or the end of a time."""
@@ -173,9 +182,9 @@ class Host:
 
     def _look_after(self) -> None:
         """Go on with what found no room, and without those of whom nothing has come for too long."""
-        for client, seat in list(self._seats.items()):
-            self._pump(seat)
-            if seat.version is not None and time.monotonic() - seat.moved > self._deadline:
+        for client, session in list(self._sessions.items()):
+            self._pump(session)
+            if session.version is not None and time.monotonic() - session.moved > self._deadline:
                 self._give_up(client)
 
     def _time_is_up(self) -> None:
@@ -193,176 +202,178 @@ class Host:
                 self._give_up(client)
 
     def _silent(self) -> str:
-        who = ", ".join(map(str, sorted(self._seats)[:8]))
+        who = ", ".join(map(str, sorted(self._sessions)[:8]))
         return f"no update came for {self._deadline:g} s, of clients {who}; see what they say"
 
     def _give_up(self, client: int) -> None:
-        seat, waited = self._seats[client], time.monotonic() - self._round_began
+        session, waited = self._sessions[client], time.monotonic() - self._round_began
         why = f"no update came within {self._deadline:g} s"
         if self.server.rule.in_rounds and waited < self._deadline:
             why = f"no update came within {waited:.1f} s, and {self._quorum:.0%} of the round had answered"
         self._refuse(client, why)
-        self._hub.send(seat.peer, pack(Word.RECEIPT, number=seat.sequence, reason=why))
-        seat.end_turn()
-        self._conductor.late(client, leaves=not seat.there)
+        self._hub.send(session.peer, pack(Word.RECEIPT, number=session.sequence, reason=why))
+        session.end_turn()
+        self._conductor.late(client, leaves=not session.there)
 
     def _refuse(self, client: int, why: str) -> None:
-        self.tally.refuse(self.now, Refusal(client, why))
+        self.tally.refuse(self.now, Rejected(client, why))
         self._noted(f"client {client}: {why}")
 
     # -- what clients say ----------------------------------------------------------------------------------
 
     def _handle(self, event: Event) -> None:
-        seat = self._seat_of(event.peer)
+        session = self._session_of(event.peer)
         if event.kind is EventKind.LOST:
             self._lost(event.peer, event.data.decode(errors="replace"))
-        elif event.kind is EventKind.JOINED and seat is not None and not seat.there:
+        elif event.kind is EventKind.JOINED and session is not None and not session.there:
             self._hub.send(event.peer, pack(Word.HELLO))  # it may not know that it was lost
         elif event.kind is EventKind.DATA:
             try:
                 self._hear(event.peer, event.data, event.at)
             except PayloadError as e:
-                seat = self._seat_of(event.peer)
-                if seat is not None:
-                    self._refuse(seat.client, str(e))
+                session = self._session_of(event.peer)
+                if session is not None:
+                    self._refuse(session.client, str(e))
                 else:
                     self._noted(f"{self._hub.describe(event.peer)} said {e}")
 
     def _hear(self, peer: bytes, data: bytes, at: float) -> None:
         word = word_of(data)
         if word is Word.PROBE:
-            self._door.probe(peer, len(data), at)
+            self._handshake.probe(peer, len(data), at)
         elif word is Word.ASK:
-            self._door.answer(peer, values_of(data))
+            self._handshake.answer(peer, values_of(data))
         elif word is Word.HELLO:
             self._welcome(peer, values_of(data))
         else:
-            seat = self._seat_of(peer)
-            if seat is not None and seat.there:  # what comes before a hello, or from others, is void
-                self._hear_client(seat, word, data, at)
+            session = self._session_of(peer)
+            if session is not None and session.there:  # what comes before a hello, or from others, is void
+                self._hear_client(session, word, data, at)
 
-    def _hear_client(self, seat: Seat, word: Word, data: bytes, at: float) -> None:
+    def _hear_client(self, session: ClientSession, word: Word, data: bytes, at: float) -> None:
         if word in (Word.PIECE, Word.HAVE):
-            seat.moved = at
+            session.moved = at
         if word is Word.PIECE:
-            self._take(seat, Piece.unpack(data), at)
+            self._take(session, MessagePiece.unpack(data), at)
         elif word is Word.HAVE:
             values = values_of(data)
-            if seat.down is not None and whole(values, "number") == seat.down.number:
-                seat.down.heard(whole(values, "have"))
-                self._pump(seat)
+            if session.down is not None and whole(values, "number") == session.down.number:
+                session.down.heard(whole(values, "have"))
+                self._pump(session)
         elif word is Word.SPEED:
             seconds = positive(values_of(data), "step_seconds")
-            self._note_speed(seat, replace(seat.device, step_seconds=seconds))
+            self._note_speed(session, replace(session.device, step_seconds=seconds))
         elif word is Word.FAILED:
-            self._failed(seat, text(values_of(data), "text"))
+            self._failed(session, text(values_of(data), "text"))
 
     def _welcome(self, peer: bytes, values: dict[str, Any]) -> None:
-        """Seat a client, and go on with what was under way; turn others away, and say why."""
+        """Let a client in, and go on with what was under way; turn others away, and say why."""
         try:
-            hello = self._door.admit(peer, values)
+            hello = self._handshake.admit(peer, values)
         except PayloadError as e:
-            self._door.turn_away(peer, str(e))
+            self._handshake.turn_away(peer, str(e))
             client = values.get("client")
             if isinstance(client, int):
-                self.tally.refuse(self.now, Refusal(client, str(e)))
+                self.tally.refuse(self.now, Rejected(client, str(e)))
             return
-        self._seat(peer, hello)
+        self._enter(peer, hello)
 
-    def _seat(self, peer: bytes, hello: Hello) -> None:
-        known = self._seats.get(hello.client)
+    def _enter(self, peer: bytes, hello: ClientHello) -> None:
+        known = self._sessions.get(hello.client)
         came = known is None or not known.there
-        seat = self._seats[hello.client] = known or Seat(hello.client, peer, hello.device)
-        seat.peer, seat.there, seat.held, seat.after = peer, True, hello.held, hello.after
-        seat.moved = time.monotonic()
+        session = self._sessions[hello.client] = known or ClientSession(hello.client, peer, hello.device)
+        session.peer, session.there, session.held, session.after = peer, True, hello.held, hello.after
+        session.moved = time.monotonic()
         if came:
             self._noted(f"client {hello.client} is here, {hello.device.samples} samples")
-            self._join(seat, hello.device)
-        self._resume(seat, hello)
-        if came and seat.version is None and self._began is not None:
-            self._conductor.joined(seat.client)
+            self._join(session, hello.device)
+        self._resume(session, hello)
+        if came and session.version is None and self._began is not None:
+            self._conductor.joined(session.client)
 
-    def _join(self, seat: Seat, device: Device) -> None:
-        seat.device = device
+    def _join(self, session: ClientSession, device: ClientProfile) -> None:
+        session.device = device
         self.server.join(device)
 
-    def _resume(self, seat: Seat, hello: Hello) -> None:
+    def _resume(self, session: ClientSession, hello: ClientHello) -> None:
         """Go on with a turn where the client stands, or give it anew; else let it wait, or begin."""
-        due, have = seat.sequence, seat.up.have if seat.up is not None else 0
-        if seat.up is not None:
-            seat.up.broke()
+        due, have = session.sequence, session.up.have if session.up is not None else 0
+        if session.up is not None:
+            session.up.broke()
         wanted = due > 0 and hello.trained == due
-        self._hub.send(seat.peer, pack(Word.WELCOME, number=due if wanted else 0, have=have))
+        self._hub.send(session.peer, pack(Word.WELCOME, number=due if wanted else 0, have=have))
         if due and not wanted:
-            if hello.partial == due and seat.down is not None:
-                seat.down.restart(hello.have)
-                self._pump(seat)
+            if hello.partial == due and session.down is not None:
+                session.down.restart(hello.have)
+                self._pump(session)
             else:
-                self._issue(seat.client)
+                self._issue(session.client)
 
-    def _take(self, seat: Seat, piece: Piece, at: float) -> None:
+    def _take(self, session: ClientSession, piece: MessagePiece, at: float) -> None:
         """Take a piece of an update; say how much is here, or what became of it."""
-        if piece.number != seat.sequence:
+        if piece.number != session.sequence:
             return  # of a turn that was given up; the client is told by its next version
         most = most_nbytes(self.server.weights.numel()) + ROOM
         if piece.total > most:
-            self._ended(seat, Refusal(seat.client, f"an update of {piece.total} bytes, and {most} may be"))
+            self._ended(
+                session, Rejected(session.client, f"an update of {piece.total} bytes, and {most} may be")
+            )
             return
-        if seat.up is None:
-            seat.up = Receiving(piece.number, piece.total)
-        done = seat.up.take(piece, at)
-        seat.up.acknowledge(at, lambda said: self._hub.send(seat.peer, said))
+        if session.up is None:
+            session.up = Receiving(piece.number, piece.total)
+        done = session.up.take(piece, at)
+        session.up.acknowledge(at, lambda said: self._hub.send(session.peer, said))
         if done:
-            self._update(seat, seat.up)
+            self._update(session, session.up)
 
-    def _update(self, seat: Seat, up: Receiving) -> None:
+    def _update(self, session: ClientSession, up: Receiving) -> None:
         if up.rate is not None and up.total > PROBES * PROBE_SIZE:
-            self._note_speed(seat, replace(seat.device, up=up.rate))
-        version = seat.version
-        found = self.server.receive(seat.client, up.data)
-        if isinstance(found, Receipt) and version is not None:
+            self._note_speed(session, replace(session.device, up=up.rate))
+        version = session.version
+        found = self.server.receive(session.client, up.data)
+        if isinstance(found, Accepted) and version is not None:
             self._heard = time.monotonic()
-            seat.after, seat.held = version.sequence, version.held or seat.held
-        self._ended(seat, found)
+            session.after, session.held = version.sequence, version.held or session.held
+        self._ended(session, found)
 
-    def _ended(self, seat: Seat, found: Receipt | Refusal) -> None:
+    def _ended(self, session: ClientSession, found: Accepted | Rejected) -> None:
         """End a client's turn, and tell it."""
-        number, reason = seat.sequence, found.reason if isinstance(found, Refusal) else ""
-        seat.end_turn()
+        number, reason = session.sequence, found.reason if isinstance(found, Rejected) else ""
+        session.end_turn()
         if reason:
-            self._noted(f"client {seat.client}: {reason}")
-        self._hub.send(seat.peer, pack(Word.RECEIPT, number=number, reason=reason))
-        self._conductor.came(seat.client, found)
+            self._noted(f"client {session.client}: {reason}")
+        self._hub.send(session.peer, pack(Word.RECEIPT, number=number, reason=reason))
+        self._conductor.came(session.client, found)
         answered, asked = self.server.answers
         if self._conductor.going and self._quorum < 1 and answered >= self._quorum * asked > 0:
             now = time.monotonic()
             self._due = min(self._due, 2 * now - self._round_began)
 
-    def _note_speed(self, seat: Seat, device: Device) -> None:
+    def _note_speed(self, session: ClientSession, device: ClientProfile) -> None:
         """Choose again for a device whose speed has changed."""
-        known = seat.device
+        known = session.device
         if differs(known.step_seconds, device.step_seconds) or differs(known.up, device.up):
-            self._join(seat, device)
+            self._join(session, device)
 
-    def _failed(self, seat: Seat, why: str) -> None:
-        self._refuse(seat.client, why)
-        self._went(seat)
-        if seat.version is not None:
-            seat.end_turn()
-            self._conductor.lost(seat.client, leaves=True)
+    def _failed(self, session: ClientSession, why: str) -> None:
+        self._refuse(session.client, why)
+        self._went(session)
+        if session.version is not None:
+            session.end_turn()
+            self._conductor.lost(session.client, leaves=True)
 
     def _lost(self, peer: bytes, why: str) -> None:
-        self._door.left(peer)
-        seat = self._seat_of(peer)
-        if seat is not None and seat.there:
-            self._noted(f"client {seat.client} is gone: {why}")
-            self._went(seat)
+        self._handshake.left(peer)
+        session = self._session_of(peer)
+        if session is not None and session.there:
+            self._noted(f"client {session.client} is gone: {why}")
+            self._went(session)
 
-    def _went(self, seat: Seat) -> None:
-        seat.there = False
-        if seat.version is None:
-            self._conductor.left(seat.client)
-            self.server.leave(seat.client)
+    def _went(self, session: ClientSession) -> None:
+        session.there = False
+        if session.version is None:
+            self._conductor.left(session.client)
+            self.server.leave(session.client)
 
-    def _seat_of(self, peer: bytes) -> Seat | None:
-        return next((seat for seat in self._seats.values() if seat.peer == peer), None)
+    def _session_of(self, peer: bytes) -> ClientSession | None:
+        return next((session for session in self._sessions.values() if session.peer == peer), None)

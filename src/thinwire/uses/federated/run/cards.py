@@ -12,7 +12,7 @@ from thinwire.runs.report.cards import card, grid, memory, run_legend, scroll, t
 from thinwire.runs.report.details import Rows
 from thinwire.runs.report.drawing import Points, by_run, lines
 from thinwire.runs.report.terminal import terminal_table
-from thinwire.uses.federated.run.record import FederatedRecord, Point
+from thinwire.uses.federated.run.record import AccuracyPoint, FederatedRecord
 
 FederatedRun = Run[FederatedRecord]
 DONE = "done"
@@ -124,7 +124,7 @@ def summary_table(runs: Runs) -> Any:
     return terminal_table([COLUMNS[i] for i in TABLE], ([row[i] for i in TABLE] for row in _rows(runs)))
 
 
-def _total(point: Point) -> float:
+def _total(point: AccuracyPoint) -> float:
     return (point.up + point.down) / 1e6
 
 
@@ -184,7 +184,7 @@ def _span(seconds: float) -> str:
     return f"{seconds:.1f} s" if seconds < 600 else f"{seconds / 60:.1f} min"
 
 
-def _figure(title: str, runs: Runs, of: Callable[[Point], float], label: str, log: str = "") -> str:
+def _figure(title: str, runs: Runs, of: Callable[[AccuracyPoint], float], label: str, log: str = "") -> str:
     def points(run: FederatedRun) -> list[Points]:
         return [[(of(p), p.accuracy) for p in run.record.accuracy.curve if not log or of(p) > 0]]
 
@@ -193,7 +193,7 @@ def _figure(title: str, runs: Runs, of: Callable[[Point], float], label: str, lo
     return card(title, "", figure)
 
 
-def _trend(title: str, runs: Runs, name: str, of: Callable[[Point], float | None]) -> str:
+def _trend(title: str, runs: Runs, name: str, of: Callable[[AccuracyPoint], float | None]) -> str:
     def points(run: FederatedRun) -> list[Points]:
         return [[(p.version, y) for p in run.record.accuracy.curve if (y := of(p)) is not None]]
 

@@ -19,15 +19,15 @@ from thinwire.runs.machine.processor import memory_bytes
 from thinwire.types import MAX_KEY, InputError, PayloadError, require
 from thinwire.uses.federated.client import Client
 from thinwire.uses.federated.local_training import Samples
-from thinwire.uses.federated.message import Form, Version
+from thinwire.uses.federated.message import VersionForm, VersionMessage
 from thinwire.uses.federated.parameters import Parameters
 from thinwire.uses.federated.remote.control_messages import text, whole
-from thinwire.uses.federated.remote.remote_client import Guest
-from thinwire.uses.federated.residuals import Residuals
+from thinwire.uses.federated.remote.remote_client import RemoteClient
+from thinwire.uses.federated.residuals import ClientResiduals
 from thinwire.uses.federated.run.client_models import build_model
 from thinwire.uses.federated.run.datasets import Dataset, load_dataset
 from thinwire.uses.federated.run.options import FederatedConfig, JoinConfig
-from thinwire.uses.federated.run.partitioner import Split
+from thinwire.uses.federated.run.partitioner import Partitioner
 
 TRIED = 3  # local steps that are timed before the first turn
 CLASSES = 1 << 16  # at most; the largest sets of labels in use have 21,841
@@ -47,24 +47,24 @@ def join(config: JoinConfig, noted: Callable[[str], object]) -> int:
     host, port = config.place
     spoke = Spoke.connect(host, port, token=read_token(config.token_file))
     try:
-        guest = Guest(spoke, config.patience, noted)
+        remote = RemoteClient(spoke, config.patience, noted)
         asked = config.client if config.client >= 0 else config.share[0] if config.share else None
-        terms = guest.terms(asked)
+        terms = remote.terms(asked)
         client = make_client(config, terms, data)
         noted(f"client {client.id} of {spoke.peer}: {text(terms, 'method')}, {client.data.samples} samples")
-        return guest.serve(client, step_seconds(client))
+        return remote.serve(client, step_seconds(client))
     finally:
         spoke.close()
 
 
 def make_client(config: JoinConfig, terms: Mapping[str, Any], data: Dataset) -> Client:
     """Return the client that a server's terms ask for. Errors: ``InputError`` where the data do not fit."""
-    asked = Terms.read(terms)
+    asked = ServerTerms.read(terms)
     name = _model(config, asked.model)
     asked.check(data, f"--data {config.data}", name)
     model = build_model(name, data.shape, asked.classes, asked.seed)
     asked.check_count(Parameters(model).numel)
-    residuals = Residuals(ErrorFeedback() if asked.feedback else NoMemory())
+    residuals = ClientResiduals(ErrorFeedback() if asked.feedback else NoMemory())
     samples = own_samples(data, _part(config, data, asked.seed), asked.batch)
     return Client(asked.client, model, samples, residuals, seed=asked.seed)
 
@@ -77,7 +77,7 @@ def own_samples(data: Dataset, part: Tensor, batch: int) -> Samples:
 def step_seconds(client: Client) -> float:
     """Return how long a local step takes here, measured."""
     start = torch.zeros(1, client.values)
-    trial = Version(0, 0, 0, 0, Form.FULL, (), TRIED, 1e-6, Raw())
+    trial = VersionMessage(0, 0, 0, 0, VersionForm.FULL, (), TRIED, 1e-6, Raw())
     client.change(trial, start)  # the first one sets torch up
     began = time.perf_counter()
     client.change(trial, start)
@@ -95,11 +95,11 @@ def _part(config: JoinConfig, data: Dataset, seed: int) -> Tensor:
     if config.share is None:
         return torch.arange(len(data))
     place, parts = config.share
-    return Split.parse(config.split).deal(data, parts, seed)[place]
+    return Partitioner.parse(config.split).deal(data, parts, seed)[place]
 
 
 @dataclass(frozen=True)
-class Terms:
+class ServerTerms:
     """A server's terms, each in its bounds. ``shape`` is as it came, to be compared."""
 
     client: int
@@ -113,8 +113,8 @@ class Terms:
     feedback: bool
 
     @classmethod
-    def read(cls, given: Mapping[str, Any]) -> Terms:
-        """Read what ``Serving.terms`` made. Errors: ``PayloadError`` naming what is out of bounds."""
+    def read(cls, given: Mapping[str, Any]) -> ServerTerms:
+        """Read ``FederationServer.terms``. Errors: ``PayloadError`` naming what is out of bounds."""
         values = dict(given)
         batch = next(f.metadata["limits"] for f in fields(FederatedConfig) if f.name == "batch")
 

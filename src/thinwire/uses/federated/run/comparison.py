@@ -14,15 +14,15 @@ from thinwire.runs.records.schema import status_of
 from thinwire.types import ThinwireError
 from thinwire.uses.federated.choosing.client_profile import FederatedPolicy
 from thinwire.uses.federated.recipes import METHOD, Method, parse_federated_recipe
-from thinwire.uses.federated.residuals import Residuals
+from thinwire.uses.federated.residuals import ClientResiduals
 from thinwire.uses.federated.run.datasets import load_dataset
-from thinwire.uses.federated.run.federated_recorder import Recorder, Told, new_server
+from thinwire.uses.federated.run.federated_recorder import FederatedRecorder, Told, new_server
 from thinwire.uses.federated.run.federated_setup import Setup
 from thinwire.uses.federated.run.fleet import Fleet, load_fleet
 from thinwire.uses.federated.run.options import FederatedConfig
-from thinwire.uses.federated.run.partitioner import Split
+from thinwire.uses.federated.run.partitioner import Partitioner
 from thinwire.uses.federated.run.simulation import Simulation
-from thinwire.uses.federated.run.trainer import Here, Pool, Trainer, one_thread, workers_of
+from thinwire.uses.federated.run.trainer import InProcessTrainer, Trainer, TrainerPool, one_thread, workers_of
 
 FREE = "What the server sends takes no time here, as papers assume; its bytes count."
 
@@ -37,7 +37,7 @@ class Comparison:
         self.config = config
         self._recipes = {name: parse_federated_recipe(name) for name in config.ways}
         self._fleet = load_fleet(config.devices, config.clients)
-        Split.parse(config.split)  # a wrong one is refused before data are read
+        Partitioner.parse(config.split)  # a wrong one is refused before data are read
         data = load_dataset(config.data)
         self._setups = [Setup.of(config, seed, data) for seed in config.every_seed]
 
@@ -81,7 +81,7 @@ def folder_of(config: FederatedConfig, name: str, seed: int) -> Path:
 
 def _trainer(setup: Setup) -> Trainer:
     count = workers_of(setup.config)
-    return Here(setup.compute) if count == 1 else Pool(setup.config, setup.seed, count)
+    return InProcessTrainer(setup.compute) if count == 1 else TrainerPool(setup.config, setup.seed, count)
 
 
 class Outcome(NamedTuple):
@@ -110,8 +110,8 @@ class FederatedRun:
         self.server = new_server(self.setup, self.name, self.recipe)
         for device in self.fleet.to_policy([len(part) for part in self.setup.parts]):
             self.server.join(device)
-        self._residuals = Residuals(method.memory)
-        self._recorder = Recorder(
+        self._residuals = ClientResiduals(method.memory)
+        self._recorder = FederatedRecorder(
             self.setup, self.name, self.recipe.spec, self.server, self.folder, self.told
         )
 

@@ -25,21 +25,21 @@ from thinwire.runs.ranks.supervise import Workers
 from thinwire.runs.ranks.worker import await_order, say
 from thinwire.runs.records.writer import RUN, load_run, write_json
 from thinwire.uses.federated.client import Client
-from thinwire.uses.federated.client_scheduler import Made
-from thinwire.uses.federated.journal import Entry, WitnessedServer, replay
-from thinwire.uses.federated.message import Update, Version
+from thinwire.uses.federated.client_scheduler import MadeVersion
+from thinwire.uses.federated.journal import JournalEntry, WitnessedServer, replay
+from thinwire.uses.federated.message import Update, VersionMessage
 from thinwire.uses.federated.recipes import METHOD, Method, parse_federated_recipe
-from thinwire.uses.federated.remote.remote_client import Guest
-from thinwire.uses.federated.residuals import Residuals
+from thinwire.uses.federated.remote.remote_client import RemoteClient
+from thinwire.uses.federated.residuals import ClientResiduals
 from thinwire.uses.federated.run.client_program import own_samples, step_seconds
 from thinwire.uses.federated.run.federated_recorder import digest, lengths, new_server
 from thinwire.uses.federated.run.federated_setup import Setup
 from thinwire.uses.federated.run.fleet import Fleet, VirtualDevice
 from thinwire.uses.federated.run.options import FederatedConfig, ServeConfig
 from thinwire.uses.federated.run.record import FederatedRecord
-from thinwire.uses.federated.run.server_program import Serving
+from thinwire.uses.federated.run.server_program import FederationServer
 from thinwire.uses.federated.run.simulation import Simulation
-from thinwire.uses.federated.run.trainer import Here as InProcess
+from thinwire.uses.federated.run.trainer import InProcessTrainer as InProcess
 from thinwire.uses.federated.run.trainer import one_thread
 from thinwire.uses.federated.server import Server
 
@@ -89,8 +89,8 @@ def deploy(config: FederatedConfig, name: str, rounds: int) -> dict[str, Any]:
         foretold = _simulate(config, setup, method, server, found.steps)
     else:
         text = (_folder(config) / JOURNAL).read_text("utf-8")
-        clients = setup.clients(Residuals(method.memory))
-        replay((Entry(*entry) for entry in json.loads(text)), server, clients)
+        clients = setup.clients(ClientResiduals(method.memory))
+        replay((JournalEntry(*entry) for entry in json.loads(text)), server, clients)
     return {
         "method": name,
         "processes": config.clients + 1,
@@ -122,11 +122,11 @@ def _simulate(
         server.join(device)
     ends: list[float] = []
 
-    def made(version: Made) -> bool:
+    def made(version: MadeVersion) -> bool:
         ends.append(version.at)
         return version.number < config.versions
 
-    clients = setup.clients(Residuals(method.memory))
+    clients = setup.clients(ClientResiduals(method.memory))
     trainer = InProcess(setup.compute)
     Simulation(server, clients, fleet, trainer, made, setup.seed, config.participate).run()
     return lengths(ends)
@@ -199,12 +199,12 @@ def serve(config: DeployConfig) -> None:
     learning = config.learning
     ends: list[float] = []
 
-    def told(name: str, made: Made, accuracy: float | None) -> None:
+    def told(name: str, made: MadeVersion, accuracy: float | None) -> None:
         ends.append(made.at)
         say("version", number=made.number)
 
     asked = ServeConfig.from_dict(learning.to_dict() | own)
-    serving = Serving(asked.replace(eval_every=learning.rounds), told, print, journal=True)
+    serving = FederationServer(asked.replace(eval_every=learning.rounds), told, print, journal=True)
     serving.run(lambda hub: say("listening", port=hub.port, token=token.hex()))
     server = serving.server
     if isinstance(server, WitnessedServer):
@@ -219,26 +219,26 @@ def take_part(config: DeployConfig, client: int) -> None:
     setup = Setup.of(learning, config.seed)
     method = parse_federated_recipe(learning.ways[0]).schemes[METHOD]
     samples = own_samples(setup.data, setup.parts[client], learning.batch)
-    own = Timed(client, setup.model, samples, Residuals(method.memory), seed=config.seed)
+    own = TimedClient(client, setup.model, samples, ClientResiduals(method.memory), seed=config.seed)
     port, token = await_order("join", PATIENCE)
     spoke = Spoke.connect(os.environ["MASTER_ADDR"], int(port), token=token.encode())
     try:
-        guest = Guest(spoke, PATIENCE, print)
-        guest.terms(client)
-        guest.serve(own, step_seconds(own))
+        remote = RemoteClient(spoke, PATIENCE, print)
+        remote.terms(client)
+        remote.serve(own, step_seconds(own))
     finally:
         spoke.close()
     say("finished", step_seconds=own.seconds / max(1, own.steps))
     await_order("stop", PATIENCE)
 
 
-class Timed(Client):
+class TimedClient(Client):
     """A client that counts the seconds of its turns, coding included."""
 
     seconds = 0.0
     steps = 0
 
-    def train(self, version: Version, start: Tensor | None = None) -> Update:
+    def train(self, version: VersionMessage, start: Tensor | None = None) -> Update:
         began = time.perf_counter()
         update = super().train(version, start)
         self.seconds += time.perf_counter() - began

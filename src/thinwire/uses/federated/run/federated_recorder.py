@@ -17,17 +17,17 @@ from thinwire.runs.machine.processor import environment, peak_rss_bytes, residen
 from thinwire.runs.records.schema import Memory, RecipeText
 from thinwire.runs.records.writer import RunWriter
 from thinwire.uses.federated.choosing.client_profile import FederatedPolicy
-from thinwire.uses.federated.client_scheduler import Made, Tally
+from thinwire.uses.federated.client_scheduler import MadeVersion, TurnCounts
 from thinwire.uses.federated.local_training import Decay
 from thinwire.uses.federated.recipes import METHOD, Method
 from thinwire.uses.federated.run.federated_setup import LOOKED_AT, Setup
 from thinwire.uses.federated.run.record import (
     Accuracy,
+    AccuracyPoint,
     ClientFigures,
     FederatedRecord,
-    Point,
+    ModelVersionMetrics,
     RefusedUpdate,
-    VersionMetrics,
 )
 from thinwire.uses.federated.server import Server
 
@@ -38,10 +38,10 @@ SOME = (
     f"Accuracies on the way are of {LOOKED_AT} held-out samples, drawn at random; the last one, and one that "
     "comes to the target, are of all."
 )
-Told = Callable[[str, Made, float | None], object]  # of a version: the run, what it is, its accuracy
+Told = Callable[[str, MadeVersion, float | None], object]  # of a version: the run, what it is, its accuracy
 
 
-class Recorder:
+class FederatedRecorder:
     """Keep the record of one method with one seed in ``folder``; ``made`` says whether to go on."""
 
     def __init__(self, setup: Setup, name: str, spec: str, server: Server, folder: Path, told: Told) -> None:
@@ -51,7 +51,7 @@ class Recorder:
         parts = POINTS if self._config.rounds is None and not self._config.eval_every else WAITS
         self._span = (self._config.budget_seconds or float("inf")) / parts
         self._looked = 0.0  # when a version was evaluated last, seconds of the run's clock
-        self._points: list[Point] = []
+        self._points: list[AccuracyPoint] = []
         self._best: Tensor | None = None  # the weights that were found best
         self._target: dict[str, float] | None = None
         self._started = self._before = time.perf_counter()
@@ -65,7 +65,7 @@ class Recorder:
         )
         self._writer = RunWriter(folder, self.record, server.version)
 
-    def made(self, made: Made) -> bool:
+    def made(self, made: MadeVersion) -> bool:
         """Note a version; return whether to go on."""
         last = made.number >= self._config.versions
         look = made.number % self._every == 0 or made.at - self._looked >= self._span or last
@@ -79,7 +79,7 @@ class Recorder:
         up, down = self._sent()
         if accuracy > max((p.accuracy for p in self._points), default=-1.0):
             self._best = self.server.weights
-        self._points.append(Point(made.number, made.at, up, down, accuracy, density, made.staleness))
+        self._points.append(AccuracyPoint(made.number, made.at, up, down, accuracy, density, made.staleness))
         return not (self._reached(accuracy, made.at) or last)
 
     def _sent(self) -> tuple[int, int]:
@@ -107,7 +107,7 @@ class Recorder:
         """Return what the best version names right of all held-out samples; the last one may be better."""
         return None if self._best is None else max(final, self.setup.accuracy(self._best, all_samples=True))
 
-    def close(self, status: str, seconds: float, tally: Tally, others: Sequence[int] = ()) -> None:
+    def close(self, status: str, seconds: float, tally: TurnCounts, others: Sequence[int] = ()) -> None:
         """Write the final record of a run that lasted ``seconds`` of its clock.
 
         ``others``: the largest resident sets of other processes, bytes.
@@ -142,9 +142,9 @@ class Recorder:
         ended = f"--rounds, {config.versions}," if over else f"--budget {config.budget}"
         return f"{ended} ended it at {final:.1%}, before --until {config.until:.1%}"
 
-    def _add(self, made: Made, density: float | None) -> None:
+    def _add(self, made: MadeVersion, density: float | None) -> None:
         now = time.perf_counter()
-        line = VersionMetrics(
+        line = ModelVersionMetrics(
             version=made.number,
             seconds=now - self._before,
             virtual_s=made.at,
@@ -155,7 +155,7 @@ class Recorder:
         self._before = now
         self._writer.add(line)
 
-    def _client(self, client: int, tally: Tally) -> ClientFigures:
+    def _client(self, client: int, tally: TurnCounts) -> ClientFigures:
         t = self.server.traffic(client)
         return ClientFigures(
             client,

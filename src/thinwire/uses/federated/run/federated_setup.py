@@ -13,20 +13,20 @@ from thinwire.codecs import Raw
 from thinwire.heads import F64, U64, Head
 from thinwire.uses.federated.client import Client
 from thinwire.uses.federated.local_training import Samples
-from thinwire.uses.federated.message import Form, Version
+from thinwire.uses.federated.message import VersionForm, VersionMessage
 from thinwire.uses.federated.parameters import Parameters
-from thinwire.uses.federated.residuals import Residuals
+from thinwire.uses.federated.residuals import ClientResiduals
 from thinwire.uses.federated.run.client_models import build_model
 from thinwire.uses.federated.run.datasets import Dataset, load_dataset
 from thinwire.uses.federated.run.options import FederatedConfig
-from thinwire.uses.federated.run.partitioner import Split, counts
+from thinwire.uses.federated.run.partitioner import Partitioner, counts
 
 AT_ONCE = 100  # held-out samples that are named together; [measured] of 1000, caches hold too little
 LOOKED_AT = 2000  # held-out samples of an evaluation, drawn once; the last one takes all
 DRAW = 0x7E57  # of these, the same for every seed: a file may have its samples in any order
 
 
-class Turn(Head):
+class LocalTurn(Head):
     """What one client is to compute."""
 
     client: U64
@@ -50,7 +50,7 @@ class Setup:
     def of(cls, config: FederatedConfig, seed: int, data: Dataset | None = None) -> Setup:
         """Return the setup; ``data`` where they are read already. Errors: ``InputError``."""
         data = data or load_dataset(config.data)
-        parts = Split.parse(config.split).deal(data, config.clients, seed)
+        parts = Partitioner.parse(config.split).deal(data, config.clients, seed)
         return cls(config, seed, data, parts, build_model(config.model, data.shape, data.classes, seed))
 
     def __post_init__(self) -> None:
@@ -67,7 +67,7 @@ class Setup:
         """Samples by client and class."""
         return counts(self.data, self.parts).tolist() if self.parts else []
 
-    def clients(self, residuals: Residuals) -> Mapping[int, Client]:
+    def clients(self, residuals: ClientResiduals) -> Mapping[int, Client]:
         """Return the clients, which share the model and the residuals."""
         d, batch = self.data, self.config.batch
         return {
@@ -84,11 +84,13 @@ class Setup:
 
     @cached_property
     def _computing(self) -> Mapping[int, Client]:
-        return self.clients(Residuals())
+        return self.clients(ClientResiduals())
 
-    def compute(self, turn: Turn, weights: Tensor) -> Tensor:
+    def compute(self, turn: LocalTurn, weights: Tensor) -> Tensor:
         """Return what a turn changes, [1, N]."""
-        version = Version(turn.version, turn.sequence, 0, 0, Form.FULL, (), turn.steps, turn.rate, Raw())
+        version = VersionMessage(
+            turn.version, turn.sequence, 0, 0, VersionForm.FULL, (), turn.steps, turn.rate, Raw()
+        )
         return self._computing[turn.client].change(version, weights)
 
     @property

@@ -14,7 +14,7 @@ import numpy as np
 from thinwire.links.profile import Profile, one_way
 from thinwire.runs.options import nearest
 from thinwire.types import InputError, require
-from thinwire.uses.federated.choosing.client_profile import Device
+from thinwire.uses.federated.choosing.client_profile import ClientProfile
 
 PERIOD = 600.0  # seconds, after which a share of time begins anew
 NUMBERS = ("step_seconds", "straggle", "slower", "drop_out")
@@ -93,7 +93,7 @@ class Availability:
         return time
 
 
-class Turn(NamedTuple):
+class TurnDraw(NamedTuple):
     """How one turn of a device goes."""
 
     step_seconds: float
@@ -125,17 +125,17 @@ class VirtualDevice:
         ends = 0 <= self.drop_out < 1
         require(ends, InputError, f"drop_out = {self.drop_out}; give a probability from 0 to below 1")
 
-    def turn(self, *key: int) -> Turn:
+    def turn(self, *key: int) -> TurnDraw:
         """Return how a turn goes: drawn from ``key`` alone, such as seed, client and number of the turn.
 
         >>> VirtualDevice(0.5, straggle=1.0, slower=4.0).turn(0, 7, 1)
-        Turn(step_seconds=2.0, drops=False)
+        TurnDraw(step_seconds=2.0, drops=False)
         """
         if not self.straggle and not self.drop_out:
-            return Turn(self.step_seconds, False)
+            return TurnDraw(self.step_seconds, False)
         slow, lost = np.random.default_rng(key).random(2)
         factor = self.slower if slow < self.straggle else 1.0
-        return Turn(self.step_seconds * factor, bool(lost < self.drop_out))
+        return TurnDraw(self.step_seconds * factor, bool(lost < self.drop_out))
 
 
 @dataclass(frozen=True)
@@ -161,18 +161,18 @@ class Fleet:
         link = self.devices[client].link
         return link.delay_at(time) if self.server is None else one_way(link, self.server, time)
 
-    def to_policy(self, samples: Sequence[int]) -> tuple[Device, ...]:
+    def to_policy(self, samples: Sequence[int]) -> tuple[ClientProfile, ...]:
         """Return what a policy is told, by client: means where a link changes, and each one's ``samples``.
 
         Errors: ``InputError`` for numbers of samples of other devices than these.
 
         >>> Fleet("toy", (VirtualDevice(0.5, Profile.parse("up=60kbit,80ms")),)).to_policy([300])
-        (Device(id=0, step_seconds=0.5, samples=300, up=7500.0, down=inf, delay=0.08),)
+        (ClientProfile(id=0, step_seconds=0.5, samples=300, up=7500.0, down=inf, delay=0.08),)
         """
         fits = len(samples) == len(self)
         require(fits, InputError, f"samples of {len(samples)} clients for {len(self)} devices; give as many")
         return tuple(
-            Device(i, d.step_seconds, n, d.link.uplink.mean, d.link.downlink.mean, self._mean_delay(i))
+            ClientProfile(i, d.step_seconds, n, d.link.uplink.mean, d.link.downlink.mean, self._mean_delay(i))
             for i, (d, n) in enumerate(zip(self.devices, samples, strict=True))
         )
 

@@ -254,10 +254,10 @@ class JoinConfig(Options):
         """Raise ``InputError`` for what cannot be."""
         check_host(self.place[0], read_token(self.token_file))
         from thinwire.uses.federated.run.partitioner import (
-            Split,  # which needs torch, as readers of records do not
+            Partitioner,  # which needs torch, as readers of records do not
         )
 
-        _ = self.share, Split.parse(self.split)
+        _ = self.share, Partitioner.parse(self.split)
         dealt = bool(self.part) or self.split == "iid"
         require(dealt, InputError, f"--split {self.split} says how --part deals the data; give --part too")
 

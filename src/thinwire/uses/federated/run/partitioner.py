@@ -28,7 +28,7 @@ Numbers = np.ndarray[Any, np.dtype[np.int64]]
 
 
 @dataclass(frozen=True)
-class Split:
+class Partitioner:
     """Which labels and how many samples a client gets.
 
     ``labels``: ``iid``; ``dirichlet``, where ``amount`` is alpha and each class is dealt to all clients by
@@ -38,9 +38,9 @@ class Split:
     ([quoted] SR of DAGC's experiments), the first client having most; None leaves them as labels have it.
     With it, ``dirichlet`` draws each client's shares of the classes instead.
 
-    >>> Split.parse("dirichlet:0.5+skew:100")
-    Split(labels='dirichlet', amount=0.5, skew=100.0)
-    >>> str(Split("classes", 2))
+    >>> Partitioner.parse("dirichlet:0.5+skew:100")
+    Partitioner(labels='dirichlet', amount=0.5, skew=100.0)
+    >>> str(Partitioner("classes", 2))
     'classes:2'
     """
 
@@ -64,7 +64,7 @@ class Split:
         require(alone, InputError, f"{given} has numbers of samples of its own; leave the skew out")
 
     @classmethod
-    def parse(cls, text: str) -> Split:
+    def parse(cls, text: str) -> Partitioner:
         """Read a split; of two with a plus between them, the first says labels, the second amounts.
 
         Errors: ``InputError``, one sentence.
@@ -92,7 +92,7 @@ class Split:
         seed. Errors: ``InputError`` at once for what cannot be: no client is left empty.
 
         >>> data = Dataset("toy", *(torch.zeros(6, 1), torch.arange(6) % 2) * 2, classes=2)
-        >>> [len(part) for part in Split.parse("skew:3").deal(data, 3)]
+        >>> [len(part) for part in Partitioner.parse("skew:3").deal(data, 3)]
         [3, 2, 1]
         """
         self._check(data, clients)

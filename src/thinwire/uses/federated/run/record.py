@@ -25,7 +25,7 @@ DEPLOYMENT = {
 
 
 @dataclass(kw_only=True)
-class VersionMetrics(UnitMetrics):
+class ModelVersionMetrics(UnitMetrics):
     """One line of ``metrics.jsonl``: one version of the model."""
 
     version: int = about("number of the version, from 1")
@@ -41,7 +41,7 @@ class VersionMetrics(UnitMetrics):
 
 
 @dataclass
-class Point:
+class AccuracyPoint:
     """What an evaluation found, and what had been sent by then."""
 
     version: int = about("version that was evaluated")
@@ -61,7 +61,7 @@ class Accuracy:
 
     final: float | None = about("of the last version", None)
     best: float | None = about("of the version that evaluations found best, on all held-out samples", None)
-    curve: list[Point] = about("evaluations in order; see below", make=list)
+    curve: list[AccuracyPoint] = about("evaluations in order; see below", make=list)
 
 
 @dataclass
@@ -91,7 +91,7 @@ class RefusedUpdate:
 class FederatedRecord(RunRecord):
     """The record of a model that many clients trained without showing their data."""
 
-    METRICS: ClassVar[type[UnitMetrics]] = VersionMetrics
+    METRICS: ClassVar[type[UnitMetrics]] = ModelVersionMetrics
     CONFIG: ClassVar[type[Options]] = FederatedConfig
     KEYS: ClassVar[dict[str, str]] = {
         "totals.seconds": "wall-clock seconds of the run",

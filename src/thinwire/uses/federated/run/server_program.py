@@ -11,14 +11,14 @@ from thinwire.links.hub.hub import Hub
 from thinwire.links.security import read_token
 from thinwire.runs.records.schema import status_of
 from thinwire.types import InputError, require
-from thinwire.uses.federated.client_scheduler import Made
+from thinwire.uses.federated.client_scheduler import MadeVersion
 from thinwire.uses.federated.journal import WitnessedServer
 from thinwire.uses.federated.parameters import Parameters
 from thinwire.uses.federated.recipes import METHOD, Method, parse_federated_recipe
-from thinwire.uses.federated.remote.remote_server import Host
+from thinwire.uses.federated.remote.remote_server import RemoteServer
 from thinwire.uses.federated.run.client_models import build_model
 from thinwire.uses.federated.run.datasets import load_dataset
-from thinwire.uses.federated.run.federated_recorder import Recorder, Told, new_server
+from thinwire.uses.federated.run.federated_recorder import FederatedRecorder, Told, new_server
 from thinwire.uses.federated.run.federated_setup import Setup
 from thinwire.uses.federated.run.options import ServeConfig
 from thinwire.uses.federated.server import Server
@@ -27,7 +27,7 @@ STATE, MODEL = "server.safetensors", "model.safetensors"
 RESUMED = "It went on from version {}; times, points and refusals of before are not in this record."
 
 
-class Serving:
+class FederationServer:
     """One server: ``run`` goes on until the last version. ``journal``: keep what happened, to do it again."""
 
     def __init__(
@@ -85,25 +85,25 @@ class Serving:
             "feedback": self.method.feedback,
         }
 
-    def _open_record(self) -> Recorder:
+    def _open_record(self) -> FederatedRecorder:
         if not self.config.resume:  # or a later --resume would go on from another run
             (self._out / STATE).unlink(missing_ok=True)
             (self._out / MODEL).unlink(missing_ok=True)
         name, spec = self.config.ways[0], self._recipe.spec
-        recorder = Recorder(self.setup, name, spec, self.server, self._out, self._told)
+        recorder = FederatedRecorder(self.setup, name, spec, self.server, self._out, self._told)
         if self.server.version:
             recorder.record.notes.append(RESUMED.format(self.server.version))
         return recorder
 
-    def _host(self, hub: Hub, recorder: Recorder) -> Host:
+    def _host(self, hub: Hub, recorder: FederatedRecorder) -> RemoteServer:
         config = self.config
 
-        def made(version: Made) -> bool:
+        def made(version: MadeVersion) -> bool:
             going = recorder.made(version)
             write_checkpoint(self._out / STATE, self.server.state_dict(), {})
             return going
 
-        return Host(
+        return RemoteServer(
             self.server,
             hub,
             self.terms(),

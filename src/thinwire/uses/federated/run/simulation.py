@@ -15,9 +15,9 @@ from typing import Generic, NamedTuple, TypeVar
 
 from thinwire.links.trace import ConstantRate, Rate
 from thinwire.uses.federated.client import Client
-from thinwire.uses.federated.client_scheduler import Conductor, Made
-from thinwire.uses.federated.message import Held, Version
-from thinwire.uses.federated.run.federated_setup import Turn
+from thinwire.uses.federated.client_scheduler import ClientScheduler, MadeVersion
+from thinwire.uses.federated.message import Held, VersionMessage
+from thinwire.uses.federated.run.federated_setup import LocalTurn
 from thinwire.uses.federated.run.fleet import Fleet
 from thinwire.uses.federated.run.trainer import Change, Trainer
 from thinwire.uses.federated.server import Server
@@ -28,7 +28,7 @@ STEP = 0.1  # seconds
 FASTEST = 1e15  # bytes/s: a line without a limit
 
 
-class Kind(Enum):
+class VirtualEventKind(Enum):
     """What happens."""
 
     START = auto()  # a client begins to fetch the newest version
@@ -40,10 +40,10 @@ class Kind(Enum):
 
 
 @dataclass
-class Event:
+class VirtualEvent:
     """What happens to a turn."""
 
-    kind: Kind
+    kind: VirtualEventKind
     turn: Under | None = None
     client: int = SERVER
     data: bytes = b""
@@ -55,7 +55,7 @@ class Under:
     """A turn that is under way."""
 
     client: int
-    version: Version
+    version: VersionMessage
     change: Change
     drops: bool
     held: Held | None
@@ -72,7 +72,7 @@ class Simulation:
     clients: Mapping[int, Client]
     fleet: Fleet
     trainer: Trainer
-    made: Callable[[Made], bool]
+    made: Callable[[MadeVersion], bool]
     seed: int = 0
     participate: int = 0
     free_down: bool = False
@@ -80,13 +80,13 @@ class Simulation:
     now: float = 0.0
 
     def __post_init__(self) -> None:
-        self._agenda: Agenda[Event] = Agenda()
+        self._agenda: Agenda[VirtualEvent] = Agenda()
         server = self.fleet.server
         self._down = SharedLine(server.uplink) if server else None
         self._up = SharedLine(server.downlink) if server else None
         self._held: dict[int, Held | None] = {}
         rounds = self.server.rule.in_rounds
-        self._conductor = Conductor(
+        self._conductor = ClientScheduler(
             self.server,
             self._present,
             self._begin if rounds else self._wake,
@@ -119,11 +119,11 @@ class Simulation:
     def _wake(self, client: int) -> None:
         """Let a client begin as soon as it is there."""
         at = self.fleet.devices[client].available.since(self.now)
-        self._agenda.add(Moment(at, client, 0), Event(Kind.START, client=client))
+        self._agenda.add(Moment(at, client, 0), VirtualEvent(VirtualEventKind.START, client=client))
 
     def _next_period(self) -> None:
         if seconds := self.server.rule.seconds:
-            self._agenda.add(Moment(self.now + seconds, SERVER, 0), Event(Kind.PERIOD))
+            self._agenda.add(Moment(self.now + seconds, SERVER, 0), VirtualEvent(VirtualEventKind.PERIOD))
 
     # -- a turn --------------------------------------------------------------------------------------------
 
@@ -132,7 +132,7 @@ class Simulation:
         device = self.fleet.devices[client]
         turn = device.turn(self.seed, client, version.sequence)
         weights = self.server.given
-        asked = Turn(client, version.sequence, version.number, version.steps, version.rate)
+        asked = LocalTurn(client, version.sequence, version.number, version.steps, version.rate)
         change = self.trainer.start(asked, weights)
         self.tally.issued(version, client)
         under = Under(client, version, change, turn.drops, version.held)
@@ -140,7 +140,9 @@ class Simulation:
         def train(through: float) -> None:
             fetched = through + (0.0 if self.free_down else self.fleet.delay(client, through))
             done = fetched + version.steps * turn.step_seconds
-            self._agenda.add(Moment(done, client, version.sequence), Event(Kind.TRAINED, under, client))
+            self._agenda.add(
+                Moment(done, client, version.sequence), VirtualEvent(VirtualEventKind.TRAINED, under, client)
+            )
 
         if self.free_down:
             train(self.now)
@@ -157,21 +159,21 @@ class Simulation:
 
     def _look_at(self, line: SharedLine) -> None:
         if line.due < float("inf"):
-            self._agenda.add(Moment(line.due, SERVER, 0), Event(Kind.LINE, line=line))
+            self._agenda.add(Moment(line.due, SERVER, 0), VirtualEvent(VirtualEventKind.LINE, line=line))
 
-    def _handle(self, event: Event) -> None:
-        if event.kind is Kind.START:
+    def _handle(self, event: VirtualEvent) -> None:
+        if event.kind is VirtualEventKind.START:
             self._begin(event.client)
-        elif event.kind is Kind.PERIOD:
+        elif event.kind is VirtualEventKind.PERIOD:
             self._conductor.end_period()
             self._next_period()
-        elif event.kind is Kind.LINE and event.line is not None:
+        elif event.kind is VirtualEventKind.LINE and event.line is not None:
             if event.line.due <= self.now:  # else it changed since
                 event.line.advance(self.now)
                 self._look_at(event.line)
-        elif event.kind is Kind.TRAINED and event.turn is not None:
+        elif event.kind is VirtualEventKind.TRAINED and event.turn is not None:
             self._trained(event.turn)
-        elif event.kind is Kind.ARRIVED:
+        elif event.kind is VirtualEventKind.ARRIVED:
             self._arrived(event)
         else:
             self._conductor.lost(event.client)
@@ -181,15 +183,15 @@ class Simulation:
         self._held[client] = turn.held
         data = self.clients[client].answer(version, turn.change()).pack()
         link = self.fleet.devices[client].link
-        kind = Kind.LOST if turn.drops else Kind.ARRIVED
+        kind = VirtualEventKind.LOST if turn.drops else VirtualEventKind.ARRIVED
 
         def arrive(through: float) -> None:
             moment = Moment(through + self.fleet.delay(client, through), client, version.sequence)
-            self._agenda.add(moment, Event(kind, turn, client, data))
+            self._agenda.add(moment, VirtualEvent(kind, turn, client, data))
 
         self._send(self._up, len(data), link.uplink, arrive)
 
-    def _arrived(self, event: Event) -> None:
+    def _arrived(self, event: VirtualEvent) -> None:
         self._conductor.came(event.client, self.server.receive(event.client, event.data))
 
 
@@ -230,7 +232,7 @@ class Agenda(Generic[T]):
 
 
 @dataclass
-class Transfer:
+class LineTransfer:
     """A message that is on its way through a line; ``then`` is told when it is through."""
 
     left: float  # bytes
@@ -258,14 +260,14 @@ class SharedLine:
 
     def __init__(self, rate: Rate) -> None:
         self._rate = rate
-        self._transfers: list[Transfer] = []
+        self._transfers: list[LineTransfer] = []
         self._now = 0.0
         self.due = math.inf  # when to call ``advance`` next
 
     def add(self, now: float, nbytes: float, own: Rate, then: Callable[[float], None]) -> None:
         """Begin a transfer; ``due`` changes."""
         self._move(now)
-        self._transfers.append(Transfer(nbytes, own, then))
+        self._transfers.append(LineTransfer(nbytes, own, then))
         self._share()
 
     def advance(self, now: float) -> None:

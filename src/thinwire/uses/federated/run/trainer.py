@@ -23,7 +23,7 @@ from torch import Tensor
 from thinwire.runs.machine.processor import cores, resident_peak
 from thinwire.types import ThinwireError, require
 from thinwire.uses.federated.local_training import TrainingError
-from thinwire.uses.federated.run.federated_setup import Setup, Turn
+from thinwire.uses.federated.run.federated_setup import LocalTurn, Setup
 from thinwire.uses.federated.run.options import FederatedConfig
 
 WORKER = "thinwire.uses.federated.run.trainer"
@@ -36,7 +36,7 @@ Worker = subprocess.Popen[bytes]
 class Trainer(Protocol):
     """Computes turns; ``start`` begins one, and what it returns waits for its end."""
 
-    def start(self, turn: Turn, weights: Tensor) -> Change:
+    def start(self, turn: LocalTurn, weights: Tensor) -> Change:
         """Begin a turn from ``weights`` [1, N]."""
         ...
 
@@ -53,13 +53,13 @@ class Trainer(Protocol):
         ...
 
 
-class Here:
+class InProcessTrainer:
     """Computes a turn in this process, when its result is asked for."""
 
-    def __init__(self, compute: Callable[[Turn, Tensor], Tensor]) -> None:
+    def __init__(self, compute: Callable[[LocalTurn, Tensor], Tensor]) -> None:
         self._compute = compute
 
-    def start(self, turn: Turn, weights: Tensor) -> Change:
+    def start(self, turn: LocalTurn, weights: Tensor) -> Change:
         return lambda: self._compute(turn, weights)
 
     def forget(self) -> None:
@@ -72,7 +72,7 @@ class Here:
         """Do nothing."""
 
 
-class Pool:
+class TrainerPool:
     """Computes turns in ``count`` processes, each with the data and a model of its own."""
 
     def __init__(self, config: FederatedConfig, seed: int, count: int) -> None:
@@ -88,7 +88,7 @@ class Pool:
         pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": dict(os.environ)}
         return subprocess.Popen(self._command, **pipes)
 
-    def start(self, turn: Turn, weights: Tensor) -> Change:
+    def start(self, turn: LocalTurn, weights: Tensor) -> Change:
         future = self._threads.submit(self._compute, turn, weights)
         self._under_way.add(future)
         future.add_done_callback(self._under_way.discard)
@@ -121,7 +121,7 @@ class Pool:
         for worker in self._workers:
             _end(worker)
 
-    def _compute(self, turn: Turn, weights: Tensor) -> Tensor:
+    def _compute(self, turn: LocalTurn, weights: Tensor) -> Tensor:
         idle = self._idle
         worker = idle.get()
         try:
@@ -155,7 +155,7 @@ def _end(worker: Worker) -> None:
                 stream.close()
 
 
-def _asked(worker: Worker, turn: Turn, weights: Tensor) -> Tensor:
+def _asked(worker: Worker, turn: LocalTurn, weights: Tensor) -> Tensor:
     stdin, stdout = worker.stdin, worker.stdout
     require(stdin is not None and stdout is not None, ThinwireError, "a worker has no pipes")
     try:
@@ -199,14 +199,14 @@ def main(text: str, seed: str) -> None:
     setup = Setup.of(FederatedConfig.from_json(text), int(seed))
     while True:
         try:
-            turn = Turn.unpack(read_exactly(asked, Turn.FORM.size))
+            turn = LocalTurn.unpack(read_exactly(asked, LocalTurn.FORM.size))
             weights = row_of(read_exactly(asked, 4 * setup.values))
         except EOFError:
             return
         _answer(answers, setup, turn, weights)
 
 
-def _answer(answers: IO[bytes], setup: Setup, turn: Turn, weights: Tensor) -> None:
+def _answer(answers: IO[bytes], setup: Setup, turn: LocalTurn, weights: Tensor) -> None:
     try:
         change = setup.compute(turn, weights)
     except ThinwireError as e:

@@ -22,7 +22,7 @@ from thinwire.state.binding import WRAPPED
 from thinwire.state.layout import Dtypes
 from thinwire.types import InputError, PayloadError, require
 from thinwire.uses.following.commands.options import PublishConfig, parse_bounds, parse_dtypes
-from thinwire.uses.following.publish_targets import Outlets
+from thinwire.uses.following.publish_targets import PublishTargets
 from thinwire.uses.layered import LAYERS, Layered, layered_form
 
 NAMER = "a wrapper such as DistributedDataParallel"
@@ -37,19 +37,19 @@ def publish_file(file: Path, config: PublishConfig, token: bytes | None, stack: 
     tensors = watch.first(config.wait) if scene is None else scene.state(0)
     dtypes = {name: dtype_of(kind) for name, kind in parse_dtypes(config.dtype).items()}
     kind = _by_name(dtypes, tensors), parse_bounds(config.bound)
-    outlets = Outlets(tensors, *kind, config.name, token, config.strict)
-    stack.callback(outlets.close)
+    targets = PublishTargets(tensors, *kind, config.name, token, config.strict)
+    stack.callback(targets.close)
     if at is not None:
-        outlets.listen(*at)
+        targets.listen(*at)
     if config.store is not None:
         with warned():  # of a wait for the last publisher
-            outlets.keep(config.store)
-    live = stack.enter_context(Live(lambda: _line(outlets), config.quiet))
-    live.note(_title(outlets))
+            targets.keep(config.store)
+    live = stack.enter_context(Live(lambda: _line(targets), config.quiet))
+    live.note(_title(targets))
     if scene is not None:
-        publish_layers(scene, outlets, live, config.once)
+        publish_layers(scene, targets, live, config.once)
     else:
-        _publish_tensors(watch, outlets, live, config.once)
+        _publish_tensors(watch, targets, live, config.once)
 
 
 def _await(watch: Watch, wait: float) -> None:
@@ -65,39 +65,39 @@ def _check_apart(file: Path, state: Path | None) -> None:
         require(not inside, InputError, f"--state {state} is in what is published; give another place for it")
 
 
-def _publish_tensors(watch: Watch, outlets: Outlets, live: Live, once: bool) -> None:
+def _publish_tensors(watch: Watch, targets: PublishTargets, live: Live, once: bool) -> None:
     """Publish what was read, and wait until it is there, or go on with each change of the file."""
     with warned(live.note):  # of casts that overflow
-        outlets.publish()
+        targets.publish()
     live.tick()
     if once:
-        outlets.finish()
+        targets.finish()
     else:
-        _follow_file(watch, outlets, live)
+        _follow_file(watch, targets, live)
 
 
-def _follow_file(watch: Watch, outlets: Outlets, live: Live) -> None:
+def _follow_file(watch: Watch, targets: PublishTargets, live: Live) -> None:
     """Publish each change of the file, until somebody ends it."""
     reading = Trouble(live, f"{watch.path} can be read again")
     saving = Trouble(live, "the state is saved again")
     while True:
         time.sleep(LOOK)
-        outlets.check()
-        saving.tell(outlets.save())
+        targets.check()
+        saving.tell(targets.save())
         found = None
         with suppress(InputError, OSError):  # a later one may be whole again
             found = watch.take() if watch.changed() else None
-        stays = f"; version {outlets.newest.number} stays the newest"
+        stays = f"; version {targets.newest.number} stays the newest"
         reading.tell(watch.trouble and watch.trouble + stays)
         if found is None:
             continue
         try:
             with warned(live.note):
-                outlets.replace(found, watch.path)
+                targets.replace(found, watch.path)
         except InputError as e:
             live.note(f"note: {e}{stays}")
             continue
-        outlets.check()
+        targets.check()
         live.tick()
 
 
@@ -112,32 +112,32 @@ def _by_name(dtypes: dict[str, torch.dtype], tensors: dict[str, Tensor]) -> Dtyp
     return found
 
 
-def _title(outlets: Outlets) -> str:
+def _title(targets: PublishTargets) -> str:
     """Return what is published, and how to follow it."""
-    layout, push, ways = outlets.history.layout, outlets.push, []
+    layout, push, ways = targets.history.layout, targets.push, []
     if push is not None:
         only = " on this machine" if is_loopback(push.host) else ""
         ways += [f"'thinwire follow {Address(host, push.port)}'{only}" for host in reached_at(push.host)]
-    if outlets.pull is not None:
-        ways.append(f"'thinwire follow {outlets.pull.where}'")
+    if targets.pull is not None:
+        ways.append(f"'thinwire follow {targets.pull.where}'")
     about = f"{len(layout.slots)} tensors, {megabytes(layout.nbytes)}"
-    told = f"publishing {outlets.name!r}: {about}; {' or '.join(ways)}"
+    told = f"publishing {targets.name!r}: {about}; {' or '.join(ways)}"
     if all(slot.name.startswith(WRAPPED) for slot in layout.slots):
         told += f"\nnote: all names begin with {WRAPPED!r}, as {NAMER} has them; save its .module"
     return told
 
 
-def _line(outlets: Outlets) -> str:
+def _line(targets: PublishTargets) -> str:
     """Return where it stands."""
-    newest = outlets.newest
-    share = newest.changed / max(1, outlets.history.layout.numel)
+    newest = targets.newest
+    share = newest.changed / max(1, targets.history.layout.numel)
     parts = [f"version {newest.number}", f"{100 * share:.3g} % changed"]
-    if outlets.push is not None:
-        followers = outlets.push.followers
+    if targets.push is not None:
+        followers = targets.push.followers
         upto = sum(f.version >= newest.number for f in followers)
-        parts += [f"{megabytes(outlets.push.sent)} sent", f"{upto} of {len(followers)} followers have it"]
-    if outlets.pull is not None:
-        status = outlets.pull.status
+        parts += [f"{megabytes(targets.push.sent)} sent", f"{upto} of {len(followers)} followers have it"]
+    if targets.pull is not None:
+        status = targets.pull.status
         there = "" if status.version >= newest.number else f" (version {status.version} there)"
         parts.append(f"{megabytes(status.nbytes)} stored{there}")
         parts += [f"note: {status.error}"] if status.error else []
@@ -152,18 +152,18 @@ def read_layered(path: Path) -> Layered:
         raise InputError(f"--layers: {path} is no whole packed scene: {e}") from e
 
 
-def publish_layers(scene: Layered, outlets: Outlets, live: Live, once: bool) -> None:
+def publish_layers(scene: Layered, targets: PublishTargets, live: Live, once: bool) -> None:
     """Publish all layers, each when those who follow have the one before; then, unless ``once``, stay."""
-    had = outlets.history.newest.meta.get(LAYERS, 1)  # where it goes on from what an earlier one left
+    had = targets.history.newest.meta.get(LAYERS, 1)  # where it goes on from what an earlier one left
     for layers in range(had if isinstance(had, int) and 1 <= had <= scene.count else 1, scene.count + 1):
-        outlets.publish(scene.state(layers), {LAYERS: layers})
+        targets.publish(scene.state(layers), {LAYERS: layers})
         live.tick()
         if once:
-            outlets.finish()
+            targets.finish()
         elif layers < scene.count:
-            while not outlets.arrived():
-                outlets.check()
+            while not targets.arrived():
+                targets.check()
                 time.sleep(LOOK)
     while not once:
-        outlets.check()
+        targets.check()
         time.sleep(LOOK)

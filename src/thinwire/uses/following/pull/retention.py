@@ -12,7 +12,7 @@ from thinwire.uses.following.pull.manifest import MAX_VERSIONS, File, Manifest, 
 
 
 @dataclass(frozen=True)
-class Keeping:
+class RetentionPolicy:
     """How many versions a store keeps, and what it has besides the patch from each to the next.
 
     - ``versions``: the number of versions.
@@ -88,6 +88,9 @@ class Keeping:
         numbers, known = {v.number for v in window[1:]}, [v.number for v in manifest.versions]
         spans = [f for f in manifest.files if f.version in numbers and _jumps(f, known)]
         return None if spans else window[0]
+
+
+Keeping = RetentionPolicy  # its first name, public
 
 
 def _last_keyframe(manifest: Manifest) -> File | None:

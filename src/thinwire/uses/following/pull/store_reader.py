@@ -18,7 +18,7 @@ from thinwire.state.layout import MAX_NBYTES, TooLarge
 from thinwire.state.patches.patch import Version
 from thinwire.state.replica import CHECK_EVERY, Replica
 from thinwire.types import AuthError, InputError, LinkError, ThinwireError, require
-from thinwire.uses.following.follower_base import PATIENCE, POLL, SLOW, TIMEOUT, Using
+from thinwire.uses.following.follower_base import PATIENCE, POLL, SLOW, TIMEOUT, FollowerBase
 from thinwire.uses.following.mirror import Mirror
 from thinwire.uses.following.pull.manifest import Proof
 from thinwire.uses.following.pull.store_fetching import Fetching
@@ -49,7 +49,7 @@ class ReaderStatus:
     error: str | None
 
 
-class ShelfReader(Using):
+class ShelfReader(FollowerBase):
     """Keep a copy of the state in the store at ``url``; a thread of its own looks every ``poll`` seconds.
 
     - ``token``: the publisher's.

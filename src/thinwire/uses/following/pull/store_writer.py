@@ -45,7 +45,7 @@ from thinwire.uses.following.pull.manifest import (
     StoredVersion,
     check_names,
 )
-from thinwire.uses.following.pull.retention import Keeping
+from thinwire.uses.following.pull.retention import RetentionPolicy
 from thinwire.uses.following.pull.store_fetching import resume
 
 LEASE = 60.0  # seconds that a silent publisher keeps others out
@@ -96,7 +96,7 @@ class ShelfWriter:
         *,
         name: str = "state",
         token: bytes | None = None,
-        keeping: Keeping | None = None,
+        keeping: RetentionPolicy | None = None,
         lease: float = LEASE,
         instance: str | None = None,
         options: Mapping[str, Any] | None = None,
@@ -110,7 +110,7 @@ class ShelfWriter:
         self._names: Names | None = None
         folder = open_folder(url, **(options or {}))
         self.where = folder.where
-        kept, proof = keeping or Keeping(), Proof(token)
+        kept, proof = keeping or RetentionPolicy(), Proof(token)
         self._turn = threading.Condition()
         known = (folder, history, name, instance, proof, kept, lease, self._wake)
         try:
@@ -319,7 +319,7 @@ class StoreWriting:
         name: str,
         instance: str,
         proof: Proof,
-        keeping: Keeping,
+        keeping: RetentionPolicy,
         lease: float,
         wake: Callable[[], None],
         clock: Callable[[], float] | None = None,

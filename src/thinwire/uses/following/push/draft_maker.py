@@ -41,7 +41,7 @@ class _DraftJob:
         return next((at - self.began for at, n in self.grown if n >= WORTH * nbytes), 0.0)
 
 
-class Making:
+class DraftMaker:
     """Make drafts, one keyframe and one patch at a time; each calls ``ready``, on a thread here."""
 
     def __init__(self, history: History, ready: Callable[[], None]) -> None:

@@ -18,7 +18,7 @@ from thinwire.state.patches.draft import Draft
 from thinwire.state.patches.patch import Version, dump_meta
 from thinwire.types import InputError, LinkError, PayloadError, require
 from thinwire.uses.following.push import protocol
-from thinwire.uses.following.push.draft_maker import Making
+from thinwire.uses.following.push.draft_maker import DraftMaker
 from thinwire.uses.following.push.protocol import (
     MAGIC,
     MAX_NAME,
@@ -34,7 +34,7 @@ from thinwire.uses.following.push.protocol import (
     Quiet,
     Same,
 )
-from thinwire.uses.following.push.send_schedule import CHECK_SHARE, Order, Serving, Transfer
+from thinwire.uses.following.push.send_schedule import CHECK_SHARE, Order, SendSchedule, Transfer
 
 TURN = 1.0  # seconds
 UNGREETED = 3.0  # seconds, some round trips, after which who is there and has said nothing is asked for HELLO
@@ -65,7 +65,7 @@ class _FollowerState:
     session: int
     claim: tuple[int, int] = (0, 0)  # version and hash that it said it holds
     told: bool = False  # whether it holds what is offered: it was told, or it does not
-    serving: Serving = field(default_factory=Serving)
+    schedule: SendSchedule = field(default_factory=SendSchedule)
     order: tuple[Order, Future[Draft]] | None = None
     used: tuple[int, int] = (0, 0)  # the version that it will hold, and the one it holds
 
@@ -95,7 +95,7 @@ class Feed:
         self.instance = instance or secrets.token_bytes(16)
         self._json = history.layout.to_json()
         self._digest = bytes.fromhex(history.layout.digest)
-        self._making = Making(history, self._stir)
+        self._maker = DraftMaker(history, self._stir)
         self._followers: dict[bytes, _FollowerState] = {}
         self._ungreeted: dict[bytes, float] = {}  # who is there and has said nothing, since when
         self._moves, self._moved_at = float(MOVES), monotonic()
@@ -133,7 +133,7 @@ class Feed:
         """Who follows now, and how far each is."""
         found = []
         for peer, follower in list(self._followers.items()):
-            s, sent = follower.serving, self._hub.traffic(peer)[0].nbytes
+            s, sent = follower.schedule, self._hub.traffic(peer)[0].nbytes
             known = (s.pace.rate, s.pace.trip, s.delivered, s.abandoned, s.greeted)
             found.append(FollowerStatus(self._hub.describe(peer), s.held, sent, *known))
         return found
@@ -148,7 +148,7 @@ class Feed:
         self._closing = True
         self._hub.close()
         self._thread.join(10.0)
-        self._making.close()
+        self._maker.close()
         self._history.release(self._in_use)
 
     def _in_use(self) -> list[int]:
@@ -157,7 +157,7 @@ class Feed:
         Patches that are under way, or parked, count.
         """
         used = [follower.used for follower in list(self._followers.values())]
-        drafts, trial = self._making.drafts()
+        drafts, trial = self._maker.drafts()
         coming = [number for number, _ in used] + [draft.version for draft in drafts]
         held = [held for _, held in used] + [draft.base for draft in drafts]
         return coming + held + [number for draft in trial for number in (draft.version, draft.base)]
@@ -185,7 +185,7 @@ class Feed:
             self._take(event)
             touched.add(event.peer)
             timeout = 0.0
-        self._making.check()
+        self._maker.check()
         self._tell_quiet(monotonic())
         self._ask(monotonic())
         if self._news or not touched:
@@ -241,12 +241,12 @@ class Feed:
         elif not isinstance(message, Ack | Done | Again) or message.session != follower.session:
             return  # said before the follower's last HELLO was answered
         elif isinstance(message, Ack):
-            follower.serving.pace.acked(message.received, now)
+            follower.schedule.pace.acked(message.received, now)
         elif isinstance(message, Done):
-            follower.serving.done(message.transfer, message.version, message.hash)
+            follower.schedule.done(message.transfer, message.version, message.hash)
         else:
             follower.claim = message.version, message.hash
-            follower.serving.again(message.transfer, self._known(*follower.claim))
+            follower.schedule.again(message.transfer, self._known(*follower.claim))
 
     def _known(self, version: int, content: int) -> int:
         """Return the number by which this history knows what a follower holds; 0 where it does not."""
@@ -265,12 +265,12 @@ class Feed:
             return  # it greets again once it has looked at the layout
         follower.claim = hello.version, hello.hash
         held = self._known(*follower.claim)
-        follower.serving.hello(held, self._resumed(hello), now, hello.version)
+        follower.schedule.hello(held, self._resumed(hello), now, hello.version)
         self._tell_same(peer, follower)
 
     def _tell_same(self, peer: bytes, follower: _FollowerState) -> None:
         """Tell a follower where it holds what is offered; nothing before anything is."""
-        offers, newest, held = self._offers, self.newest, follower.serving.held
+        offers, newest, held = self._offers, self.newest, follower.schedule.held
         follower.told = offers and held <= newest.number  # else it holds what is about to be the newest
         if held and held == newest.number:
             meta = dump_meta(newest.meta)
@@ -299,7 +299,7 @@ class Feed:
 
     def _resumed(self, hello: Hello) -> tuple[Draft, int] | None:
         """Return the draft that a follower has a part of, if it is still of use to it."""
-        draft = self._making.kept(hello.part_base, hello.part_version, hello.part_hash)
+        draft = self._maker.kept(hello.part_base, hello.part_version, hello.part_hash)
         right = hello.instance == self.instance and draft is not None
         if draft is None or not right or not 0 < hello.part <= draft.nbytes:
             return None
@@ -311,35 +311,39 @@ class Feed:
 
         Also what was sent to its end: the last of it may still have been on its way.
         """
-        for draft in follower.serving.under_way if follower is not None else ():
+        for draft in follower.schedule.under_way if follower is not None else ():
             self._parked[draft] = monotonic() + PARKED_FOR
             self._parked.move_to_end(draft)
         while len(self._parked) > PARKED:
             self._parked.popitem(last=False)
 
     def _serve(self, peer: bytes, follower: _FollowerState) -> None:
-        serving, now, newest = follower.serving, monotonic(), self.newest.number  # before what is known of it
+        schedule, now, newest = (
+            follower.schedule,
+            monotonic(),
+            self.newest.number,
+        )  # before what is known of it
         while self._parked and next(iter(self._parked.values())) < now:
             self._parked.popitem(last=False)
         if follower.order is not None and follower.order[1].done():
             order, made = follower.order
             follower.order = None
-            serving.made(order, made.result(), now)
-        if not serving.expected and follower.order is None and (held := self._known(*follower.claim)):
-            serving.held = held  # a base from elsewhere, which was published since
+            schedule.made(order, made.result(), now)
+        if not schedule.expected and follower.order is None and (held := self._known(*follower.claim)):
+            schedule.held = held  # a base from elsewhere, which was published since
             follower.told = False
         if not follower.told:
             self._tell_same(peer, follower)
-        serving.messages(now, lambda message: self._hub.send(peer, message.pack()))
+        schedule.messages(now, lambda message: self._hub.send(peer, message.pack()))
         if follower.order is None:
-            seconds, lead = self._making.seconds, self._making.lead
-            compare = now >= self._compare_at and self._comparable(serving.sending)
-            wanted = serving.order(newest, now, seconds, compare, lead)
+            seconds, lead = self._maker.seconds, self._maker.lead
+            compare = now >= self._compare_at and self._comparable(schedule.sending)
+            wanted = schedule.order(newest, now, seconds, compare, lead)
             if wanted is not None:
                 if wanted.compare:  # all followers together get this share of a core
                     self._compare_at = now + seconds / CHECK_SHARE
-                follower.order = wanted, self._making.start(wanted)
-        follower.used = (serving.expected, serving.held)
+                follower.order = wanted, self._maker.start(wanted)
+        follower.used = (schedule.expected, schedule.held)
 
     def _comparable(self, sending: Transfer | None) -> bool:
         """Return whether there can be a fresh patch from where this one starts; else it were a keyframe."""

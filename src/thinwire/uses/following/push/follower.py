@@ -21,7 +21,7 @@ from thinwire.state.layout import MAX_NBYTES, Layout
 from thinwire.state.patches.patch import Version
 from thinwire.state.replica import CHECK_EVERY, Replica
 from thinwire.types import InputError, LinkError, PayloadError, require
-from thinwire.uses.following.follower_base import PATIENCE, Using
+from thinwire.uses.following.follower_base import PATIENCE, FollowerBase
 from thinwire.uses.following.mirror import Mirror
 from thinwire.uses.following.push import protocol
 from thinwire.uses.following.push.protocol import DOWN, MAGIC, NOTHING, PROTOCOL, Ask, Hello, LayoutIs
@@ -69,7 +69,7 @@ class FollowingStatus:
     error: str | None
 
 
-class Follower(Using):
+class Follower(FollowerBase):
     """Keep a copy of the state that is published at ``host``:``port``, on threads of its own.
 
     The publisher may start later, stop, and come back.

@@ -77,7 +77,7 @@ def useless(left: int, fresh: int) -> bool:
     return left > fresh
 
 
-class Serving:
+class SendSchedule:
     """The transfers to one follower. Events go in, ``order`` and ``messages`` say what to do about them."""
 
     def __init__(self) -> None:

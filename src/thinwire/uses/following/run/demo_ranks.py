@@ -43,7 +43,7 @@ def run_rank(config: StateConfig) -> None:
     if rank == 0:
         train(config)
     else:
-        Following(config, writes=rank == 1).run()
+        FollowerProcess(config, writes=rank == 1).run()
 
 
 def train(config: StateConfig) -> None:
@@ -72,7 +72,7 @@ def train(config: StateConfig) -> None:
         await_order("stop", PATIENCE)
 
 
-class Following:
+class FollowerProcess:
     """A follower's process: it uses the newest weights, and obeys orders about its connection."""
 
     def __init__(self, config: StateConfig, writes: bool) -> None:

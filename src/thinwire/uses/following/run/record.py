@@ -41,7 +41,7 @@ class FollowerLog:
 
 
 @dataclass(kw_only=True)
-class VersionMetrics(UnitMetrics):
+class StateVersionMetrics(UnitMetrics):
     """One published version."""
 
     version: int = about("number of the version, from 2: the base that all have is 1")
@@ -63,7 +63,7 @@ class VersionMetrics(UnitMetrics):
 class StateRecord(RunRecord):
     """The record of a state that was trained, published and followed."""
 
-    METRICS: ClassVar[type[UnitMetrics]] = VersionMetrics
+    METRICS: ClassVar[type[UnitMetrics]] = StateVersionMetrics
     CONFIG: ClassVar[type[Options]] = StateConfig
     KEYS: ClassVar[dict[str, str]] = {
         "totals.seconds": "wall-clock seconds from the start of training to the last version",

@@ -21,7 +21,7 @@ from thinwire.runs.records.writer import RunWriter
 from thinwire.types import InputError
 from thinwire.uses.following.recipes import STATE
 from thinwire.uses.following.run.options import RATES, RECIPE, StateConfig
-from thinwire.uses.following.run.record import STREAM, FollowerLog, StateRecord, VersionMetrics
+from thinwire.uses.following.run.record import STREAM, FollowerLog, StateRecord, StateVersionMetrics
 
 PROGRAM = "thinwire.uses.following.run.demo_ranks:run_rank"
 SILENCE = 240.0  # seconds without a word from anybody
@@ -35,7 +35,7 @@ HEAD = ("process", "", "version", "age", "last patch", "ratio", "came in all", "
 DASH = "–"
 
 
-class Demo:
+class StateDemo:
     """What happens in one demo, among ``workers``."""
 
     def __init__(self, config: StateConfig, workers: Workers, recorder: StateRecorder) -> None:
@@ -116,7 +116,7 @@ def run(config: StateConfig, show: Show) -> Run[StateRecord]:
 
         try:
             with Workers(place, PROGRAM, NAMES, turn=turn) as workers:
-                Demo(played, workers, recorder).run()
+                StateDemo(played, workers, recorder).run()
             if played.emulate:
                 recorder.record.link.keep_time(place.describe())
         except BaseException as e:
@@ -157,7 +157,7 @@ class StateRecorder:
     """Keep the record of a demo in ``out`` up to date. Times are seconds since the training began."""
 
     def __init__(self, out: Path, record: StateRecord) -> None:
-        self.record, self.published = record, list[VersionMetrics]()
+        self.record, self.published = record, list[StateVersionMetrics]()
         self._writer = RunWriter(out, record)
         self._began = 0.0  # seconds since the epoch
 
@@ -195,7 +195,7 @@ class StateRecorder:
         following = sum(log.joined is not None for log in self.record.followers.values())
         bits = 8 * sent / (self.record.numel * following) if following and sent else None
         before = self.published[-1].at if self.published else 0.0
-        line = VersionMetrics(
+        line = StateVersionMetrics(
             seconds=at - before,
             bytes={STREAM: sent},
             bits={STREAM: bits},
