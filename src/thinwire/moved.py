@@ -90,10 +90,12 @@ for _old, _new, _names in (  # modules that became part of another one, or have 
     (
         "engines.federated",
         "uses.federated",
-        "intake:server roster:server shared:download training:local_training samples:local_training "
-        "rates:local_training method:recipes row:parameters signature:parameters conductor:client_scheduler "
-        "remote.words:remote.control_messages remote.pieces:remote.control_messages "
-        "remote.door:remote.handshake remote.seat:remote.handshake remote.host:remote.remote_server "
+        "server:aggregation_server intake:aggregation_server roster:aggregation_server "
+        "message:update_messages shared:download training:local_training samples:local_training "
+        "rates:local_training method:recipes row:parameters signature:parameters "
+        "conductor:client_scheduler remote.words:remote.control_messages "
+        "remote.pieces:remote.control_messages remote.door:remote.client_handshake "
+        "remote.seat:remote.client_handshake remote.host:remote.remote_server "
         "remote.guest:remote.remote_client flower.plan:flower.records flower.absent:flower.strategy "
         "flower.host:flower.flwr_names flower.grid:flower.local_grid",
     ),

@@ -22,8 +22,8 @@ from thinwire.state import saved
 from thinwire.state.layout import Layout
 from thinwire.state.patches.patch import Version
 from thinwire.state.words import Words, filled
-from thinwire.uses.federated.message import Update, VersionForm, VersionMessage
 from thinwire.uses.federated.remote.control_messages import Sending
+from thinwire.uses.federated.update_messages import Update, VersionForm, VersionMessage
 from thinwire.uses.following.pull import manifest
 from thinwire.uses.following.pull.manifest import File, Manifest, Proof, StoredVersion
 from thinwire.uses.following.push import protocol

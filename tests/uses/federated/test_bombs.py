@@ -16,10 +16,10 @@ from thinwire.channels.channel import SHARED
 from thinwire.codecs import Raw
 from thinwire.types import DesyncError, Entry, Mode, Packet, Payload, PayloadError, Section, TensorSpec
 from thinwire.uses.federated.aggregation import Periodic
+from thinwire.uses.federated.aggregation_server import Rejected, Server
 from thinwire.uses.federated.choosing.client_profile import ClientProfile
-from thinwire.uses.federated.message import Update, VersionForm, VersionMessage
 from thinwire.uses.federated.model_copy import ModelCopy
-from thinwire.uses.federated.server import Rejected, Server
+from thinwire.uses.federated.update_messages import Update, VersionForm, VersionMessage
 
 resource = pytest.importorskip("resource")
 zstandard = pytest.importorskip("zstandard")

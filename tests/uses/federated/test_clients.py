@@ -14,9 +14,9 @@ from thinwire.codecs import Raw, TopK
 from thinwire.types import DesyncError, InputError
 from thinwire.uses.federated.client import Client
 from thinwire.uses.federated.local_training import LocalSGD, Samples, TrainingError, classification
-from thinwire.uses.federated.message import VersionMessage
 from thinwire.uses.federated.parameters import Parameters, unpack_row
 from thinwire.uses.federated.residuals import ClientResiduals
+from thinwire.uses.federated.update_messages import VersionMessage
 
 
 def issued(federation: Federation, client: int = 1) -> VersionMessage:

@@ -20,8 +20,8 @@ from thinwire.uses.federated.aggregation import (
     Federation as All,
 )
 from thinwire.uses.federated.local_training import Decay
-from thinwire.uses.federated.message import Update
 from thinwire.uses.federated.parameters import unpack_row
+from thinwire.uses.federated.update_messages import Update
 
 TWO = [ArrivedUpdate(0, 1, 30, staleness=0), ArrivedUpdate(3, 2, 10, staleness=3)]
 ALL = All(clients=8, samples=160, asked=4)

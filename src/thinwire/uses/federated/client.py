@@ -12,10 +12,10 @@ from torch import Tensor, nn
 
 from thinwire.types import DesyncError, require
 from thinwire.uses.federated.local_training import Data, LocalSGD, Loss, check_finite, classification
-from thinwire.uses.federated.message import Held, Update, VersionMessage
 from thinwire.uses.federated.model_copy import ModelCopy
 from thinwire.uses.federated.parameters import Parameters, Signature
 from thinwire.uses.federated.residuals import ClientResiduals
+from thinwire.uses.federated.update_messages import Held, Update, VersionMessage
 
 
 class Client:
@@ -27,7 +27,7 @@ class Client:
     versions are followed (default: a copy of its own). ``parameters``: the model's, where many share it.
 
     >>> from thinwire.codecs import Raw
-    >>> from thinwire.uses.federated.message import VersionForm
+    >>> from thinwire.uses.federated.update_messages import VersionForm
     >>> from thinwire.uses.federated.local_training import Samples
     >>> data = Samples(torch.randn(20, 3), torch.zeros(20, dtype=torch.int64))
     >>> client = Client(0, nn.Linear(3, 2), data, ClientResiduals())

@@ -19,9 +19,9 @@ from thinwire.codecs import Cast, Codec, Raw, TopK, Uniform
 from thinwire.spec import Spec
 from thinwire.state.history import History
 from thinwire.types import InputError, require
-from thinwire.uses.federated.message import Held, VersionForm
 from thinwire.uses.federated.model_copy import NAME, layout_of, sum_of, whole
 from thinwire.uses.federated.parameters import byte_tensor
+from thinwire.uses.federated.update_messages import Held, VersionForm
 
 Lead = tuple[VersionForm, tuple[bytes, ...]]  # how a version is sent, and its packets
 LOG = 8  # models that the history may take: with 8 bytes a word that moved, it reaches as far as the messages

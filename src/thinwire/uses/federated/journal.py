@@ -7,10 +7,10 @@ from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
 from thinwire.types import DesyncError, require
+from thinwire.uses.federated.aggregation_server import Accepted, Rejected, Server
 from thinwire.uses.federated.choosing.client_profile import ClientProfile
 from thinwire.uses.federated.client import Client
-from thinwire.uses.federated.message import Held, VersionMessage
-from thinwire.uses.federated.server import Accepted, Rejected, Server
+from thinwire.uses.federated.update_messages import Held, VersionMessage
 
 
 class JournalEntry(NamedTuple):

@@ -25,8 +25,8 @@ from thinwire.types import (
     ThinwireError,
     require,
 )
-from thinwire.uses.federated.message import Held, VersionForm, VersionMessage
 from thinwire.uses.federated.parameters import most_nbytes, unpack_row
+from thinwire.uses.federated.update_messages import Held, VersionForm, VersionMessage
 
 NAME = "model"  # of the one tensor of a shared model, in patches
 

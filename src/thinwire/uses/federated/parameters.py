@@ -119,16 +119,18 @@ def unpack_row(data: bytes | memoryview, values: int, key: int) -> Tensor:
 
     Errors: ``PayloadError`` for anything else, before anything larger than such a row is allocated.
     """
-    most = most_nbytes(values)
-    require(len(data) <= most, PayloadError, f"{len(data)} bytes for {values} values, at most {most} may be")
-    packet = wire.unpack(data, max_nbytes=4 * values)
-    keys = [e.key for e in packet.entries]
-    require(keys == [key], PayloadError, f"a packet of the keys {keys[:4]} where {key} is expected")
-    spec = TensorSpec((1, values))
-    wrong = f"a packet of {packet.spec.dtype} and shape {packet.spec.shape} where {spec.shape} is expected"
-    require(packet.spec == spec, PayloadError, wrong)
-    wrong = f"a packet under {packet.memory[:40]}, which would leave state; such updates are not taken"
-    require(not parse_memory(packet.memory).mirrored, PayloadError, wrong)
+    if len(data) > (most := most_nbytes(values)):
+        raise PayloadError(f"{len(data)} bytes for {values} values, at most {most} may be")
+    packet, spec = wire.unpack(data, max_nbytes=4 * values), TensorSpec((1, values))
+    if len(packet.entries) != 1 or packet.entries[0].key != key:
+        keys = [e.key for e in packet.entries[:4]]
+        raise PayloadError(f"a packet of the keys {keys} where {key} is expected")
+    if packet.spec != spec:
+        found = f"{packet.spec.dtype} and shape {packet.spec.shape}"
+        raise PayloadError(f"a packet of {found} where {spec.shape} is expected")
+    if parse_memory(packet.memory).mirrored:
+        under = f"under {packet.memory[:40]}, which would leave state"
+        raise PayloadError(f"a packet {under}; such updates are not taken")
     return Receiver().decode(packet, expect=spec)
 
 

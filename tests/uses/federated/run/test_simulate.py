@@ -12,6 +12,7 @@ from thinwire.codecs import Codec, Raw, TopK
 from thinwire.links.profile import Profile
 from thinwire.types import LinkError
 from thinwire.uses.federated.aggregation import FedAsync, FedBuff, Periodic, Rule, Synchronous
+from thinwire.uses.federated.aggregation_server import Server
 from thinwire.uses.federated.choosing.client_profile import Assignment, ClientProfile, Situation
 from thinwire.uses.federated.client_scheduler import MadeVersion
 from thinwire.uses.federated.local_training import Decay
@@ -22,7 +23,6 @@ from thinwire.uses.federated.run.fleet import Availability, Fleet, VirtualDevice
 from thinwire.uses.federated.run.options import FederatedConfig
 from thinwire.uses.federated.run.simulation import Simulation
 from thinwire.uses.federated.run.trainer import InProcessTrainer
-from thinwire.uses.federated.server import Server
 
 STEPS = 5
 CLIENTS = 4

@@ -9,13 +9,13 @@ from typing import Any
 
 from thinwire.types import InputError, LinkError, ThinwireError, require
 from thinwire.uses.federated.aggregation import ArrivedUpdate, Federation
+from thinwire.uses.federated.aggregation_server import Accepted, Rejected, Server
 from thinwire.uses.federated.choosing.client_profile import FederatedPolicy
 from thinwire.uses.federated.flower import flwr_names
 from thinwire.uses.federated.flower.nodes import Devices, Nodes, alike
 from thinwire.uses.federated.flower.records import WHOLE, ArrayLayout
 from thinwire.uses.federated.local_training import Decay
 from thinwire.uses.federated.recipes import Method
-from thinwire.uses.federated.server import Accepted, Rejected, Server
 
 LOOK = 1.0  # seconds between two looks at which nodes there are
 TRIES = 2  # errors in a row after which a node is asked no more

@@ -22,10 +22,10 @@ from thinwire.uses.federated.flower.records import (
     payload,
     replaced,
 )
-from thinwire.uses.federated.message import Update
 from thinwire.uses.federated.model_copy import ModelCopy
 from thinwire.uses.federated.parameters import unpack_row
 from thinwire.uses.federated.residuals import ClientResiduals
+from thinwire.uses.federated.update_messages import Update
 
 STATE = "thinwire"  # the record in context.state
 MODEL, RESIDUALS = "model.", "residuals."  # what its arrays' names begin with

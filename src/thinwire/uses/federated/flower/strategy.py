@@ -12,6 +12,7 @@ import torch
 
 from thinwire.types import InputError, require
 from thinwire.uses.federated.aggregation import Periodic
+from thinwire.uses.federated.aggregation_server import Accepted, Rejected, Server
 from thinwire.uses.federated.choosing.client_profile import FederatedPolicy
 from thinwire.uses.federated.client_scheduler import REST
 from thinwire.uses.federated.download import Download
@@ -19,7 +20,6 @@ from thinwire.uses.federated.flower import flwr_names
 from thinwire.uses.federated.flower.nodes import Devices, Nodes, alike
 from thinwire.uses.federated.flower.records import WHOLE, ArrayLayout, only, replaced
 from thinwire.uses.federated.local_training import Decay
-from thinwire.uses.federated.server import Accepted, Rejected, Server
 
 RULE = Periodic()  # nothing is due by itself: the strategy ends its rounds
 

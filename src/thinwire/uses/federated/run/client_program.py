@@ -19,7 +19,6 @@ from thinwire.runs.machine.processor import memory_bytes
 from thinwire.types import MAX_KEY, InputError, PayloadError, require
 from thinwire.uses.federated.client import Client
 from thinwire.uses.federated.local_training import Samples
-from thinwire.uses.federated.message import VersionForm, VersionMessage
 from thinwire.uses.federated.parameters import Parameters
 from thinwire.uses.federated.remote.control_messages import text, whole
 from thinwire.uses.federated.remote.remote_client import RemoteClient
@@ -28,6 +27,7 @@ from thinwire.uses.federated.run.client_models import build_model
 from thinwire.uses.federated.run.datasets import Dataset, load_dataset
 from thinwire.uses.federated.run.options import FederatedConfig, JoinConfig
 from thinwire.uses.federated.run.partitioner import Partitioner
+from thinwire.uses.federated.update_messages import VersionForm, VersionMessage
 
 TRIED = 3  # local steps that are timed before the first turn
 CLASSES = 1 << 16  # at most; the largest sets of labels in use have 21,841

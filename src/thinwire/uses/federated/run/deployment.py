@@ -24,10 +24,10 @@ from thinwire.runs.ranks.rendezvous import place
 from thinwire.runs.ranks.supervise import Workers
 from thinwire.runs.ranks.worker import await_order, say
 from thinwire.runs.records.writer import RUN, load_run, write_json
+from thinwire.uses.federated.aggregation_server import Server
 from thinwire.uses.federated.client import Client
 from thinwire.uses.federated.client_scheduler import MadeVersion
 from thinwire.uses.federated.journal import JournalEntry, WitnessedServer, replay
-from thinwire.uses.federated.message import Update, VersionMessage
 from thinwire.uses.federated.recipes import METHOD, Method, parse_federated_recipe
 from thinwire.uses.federated.remote.remote_client import RemoteClient
 from thinwire.uses.federated.residuals import ClientResiduals
@@ -41,7 +41,7 @@ from thinwire.uses.federated.run.server_program import FederationServer
 from thinwire.uses.federated.run.simulation import Simulation
 from thinwire.uses.federated.run.trainer import InProcessTrainer as InProcess
 from thinwire.uses.federated.run.trainer import one_thread
-from thinwire.uses.federated.server import Server
+from thinwire.uses.federated.update_messages import Update, VersionMessage
 
 PROGRAM = "thinwire.uses.federated.run.deployment:run_rank"
 FOLDER = "deployed"

@@ -16,6 +16,7 @@ from thinwire.choosing.registry import Recipe
 from thinwire.runs.machine.processor import environment, peak_rss_bytes, resident_peak
 from thinwire.runs.records.schema import Memory, RecipeText
 from thinwire.runs.records.writer import RunWriter
+from thinwire.uses.federated.aggregation_server import Server
 from thinwire.uses.federated.choosing.client_profile import FederatedPolicy
 from thinwire.uses.federated.client_scheduler import MadeVersion, TurnCounts
 from thinwire.uses.federated.local_training import Decay
@@ -29,7 +30,6 @@ from thinwire.uses.federated.run.record import (
     ModelVersionMetrics,
     RefusedUpdate,
 )
-from thinwire.uses.federated.server import Server
 
 POINTS = 200  # evaluations of a run, about, unless it is asked for others
 DONE = "done"

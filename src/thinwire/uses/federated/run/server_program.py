@@ -11,6 +11,7 @@ from thinwire.links.hub.hub import Hub
 from thinwire.links.security import read_token
 from thinwire.runs.records.schema import status_of
 from thinwire.types import InputError, require
+from thinwire.uses.federated.aggregation_server import Server
 from thinwire.uses.federated.client_scheduler import MadeVersion
 from thinwire.uses.federated.journal import WitnessedServer
 from thinwire.uses.federated.parameters import Parameters
@@ -21,7 +22,6 @@ from thinwire.uses.federated.run.datasets import load_dataset
 from thinwire.uses.federated.run.federated_recorder import FederatedRecorder, Told, new_server
 from thinwire.uses.federated.run.federated_setup import Setup
 from thinwire.uses.federated.run.options import ServeConfig
-from thinwire.uses.federated.server import Server
 
 STATE, MODEL = "server.safetensors", "model.safetensors"
 RESUMED = "It went on from version {}; times, points and refusals of before are not in this record."

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
@@ -23,8 +24,8 @@ from thinwire.uses.federated.choosing.client_profile import (
 )
 from thinwire.uses.federated.download import Download, FullDownload
 from thinwire.uses.federated.local_training import Decay
-from thinwire.uses.federated.message import HEAD, Held, Update, VersionMessage
 from thinwire.uses.federated.parameters import Parameters, Signature, byte_tensor, most_nbytes, unpack_row
+from thinwire.uses.federated.update_messages import HEAD, Held, Update, VersionMessage
 
 NORMS = 256  # of the last updates that policies are told
 LARGEST = 1e24  # of a value in an update: the sum of millions of such is a float32 still
@@ -226,11 +227,10 @@ class Server:
         return Accepted(client, update.sequence, staleness, kept, self._advance_if_due())
 
     def _check_round(self, update: Update) -> None:
-        if self.rule.in_rounds:
-            wrong = f"it is late: the round of version {update.version} is over"
-            require(update.version == self.version, PayloadError, wrong)
-            wrong = "nobody waits for it: the client was given up in this round"
-            require(update.client in self._asked, PayloadError, wrong)
+        if self.rule.in_rounds and update.version != self.version:
+            raise PayloadError(f"it is late: the round of version {update.version} is over")
+        if self.rule.in_rounds and update.client not in self._asked:
+            raise PayloadError("nobody waits for it: the client was given up in this round")
 
     def give_up(self, client: int) -> int | None:
         """Wait no longer in this round for a client; return the version that this completes, if any.
@@ -403,25 +403,29 @@ def checked(data: bytes | memoryview, client: int, member: ClientState, values: 
 
 def check_place(update: Update, client: int, member: ClientState) -> None:
     """Raise ``PayloadError`` unless the update is the one that ``client`` owes."""
-    require(update.client == client, PayloadError, f"it bears the id of client {update.client}")
-    n, issued = update.sequence, member.issued
-    require(n > member.confirmed, PayloadError, f"update {n} was taken already, or one after it was")
-    require(n >= issued, PayloadError, f"update {n} is void: the client was given another version since")
-    require(n == issued, PayloadError, f"update {n} was not asked for; {issued} is the newest that was")
-    wrong = f"it starts from version {update.version}, and version {member.started} was given"
-    require(update.version == member.started, PayloadError, wrong)
-    most = member.device.samples
-    require(update.samples >= 1, PayloadError, "it says that it was trained on 0 samples")
-    wrong = f"it says that it was trained on {update.samples} samples, and the client has {most}"
-    require(update.samples <= most, PayloadError, wrong)
+    n, issued, most = update.sequence, member.issued, member.device.samples
+    if update.client != client:
+        raise PayloadError(f"it bears the id of client {update.client}")
+    if n <= member.confirmed:
+        raise PayloadError(f"update {n} was taken already, or one after it was")
+    if n < issued:
+        raise PayloadError(f"update {n} is void: the client was given another version since")
+    if n > issued:
+        raise PayloadError(f"update {n} was not asked for; {issued} is the newest that was")
+    if update.version != member.started:
+        raise PayloadError(f"it starts from version {update.version}, and version {member.started} was given")
+    if not 1 <= update.samples <= most:
+        there = f", and the client has {most}" if update.samples else ""
+        raise PayloadError(f"it says that it was trained on {update.samples} samples{there}")
 
 
 def check_values(row: Tensor) -> None:
     """Raise ``PayloadError`` for a NaN, an infinity, or values that no training makes."""
-    low, high = (float(bound) for bound in torch.aminmax(row))  # a NaN is both
-    require(low == low and -low < float("inf") > high, PayloadError, "it holds a NaN or an infinity")
-    wrong = f"it holds {max(high, -low):.2g}, beyond {LARGEST:g}, as a training that diverged"
-    require(max(high, -low) <= LARGEST, PayloadError, wrong)
+    low, high = torch.stack(torch.aminmax(row)).tolist()  # a NaN is both
+    if not (low == low and -low < math.inf > high):
+        raise PayloadError("it holds a NaN or an infinity")
+    if (largest := max(high, -low)) > LARGEST:
+        raise PayloadError(f"it holds {largest:.2g}, beyond {LARGEST:g}, as a training that diverged")
 
 
 @dataclass

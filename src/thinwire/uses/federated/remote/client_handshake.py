@@ -10,7 +10,6 @@ from typing import Any
 from thinwire.links.hub.hub import Hub
 from thinwire.types import InputError, PayloadError, require
 from thinwire.uses.federated.choosing.client_profile import ClientProfile
-from thinwire.uses.federated.message import Held, VersionMessage
 from thinwire.uses.federated.parameters import Signature
 from thinwire.uses.federated.remote.control_messages import (
     PROTOCOL,
@@ -22,6 +21,7 @@ from thinwire.uses.federated.remote.control_messages import (
     positive,
     whole,
 )
+from thinwire.uses.federated.update_messages import Held, VersionMessage
 
 PROBES, PROBE_SIZE = 4, 3900  # messages that are timed at the start, and bytes of each
 HERE_ALREADY = (

@@ -18,7 +18,7 @@ from typing import NamedTuple, Self
 
 from thinwire.codecs import Codec, parse_codec
 from thinwire.heads import U32, U64, Head, Rest
-from thinwire.types import MAX_KEY, ByteCursor, PayloadError, require
+from thinwire.types import MAX_KEY, ByteCursor, PayloadError
 
 MAGIC, FORMAT = b"TF", 2
 MAX_STEPS = 1 << 20  # local steps that a server may ask for
@@ -72,9 +72,10 @@ class Update(Head):
     def unpack(cls, data: bytes | memoryview) -> Self:
         """Read what ``pack`` wrote; ``PayloadError`` for anything else."""
         update = super().unpack(_opened(data, 1, "an update").rest())
-        most = max(update.client, update.sequence, update.version, update.samples)
-        require(most < MAX_KEY, PayloadError, f"an update with the number {most}, beyond 2**63")
-        require(1 <= update.steps <= MAX_STEPS, PayloadError, f"an update of {update.steps} local steps")
+        if (most := max(update.client, update.sequence, update.version, update.samples)) >= MAX_KEY:
+            raise PayloadError(f"an update with the number {most}, beyond 2**63")
+        if not 1 <= update.steps <= MAX_STEPS:
+            raise PayloadError(f"an update of {update.steps} local steps")
         return update
 
 
@@ -123,12 +124,14 @@ class VersionMessage:
         """Read what ``pack`` wrote; ``PayloadError`` for anything else."""
         cursor = _opened(data, 2, "a version")
         number, sequence, confirmed, check, form, packets, steps, rate, model = cursor.unpack(VERSION)
-        most = max(number, sequence, confirmed)
-        require(most < MAX_KEY, PayloadError, f"a version with the number {most}, beyond 2**63")
-        fits = form == VersionForm.MISSED or (form < VersionForm.MISSED and packets == 1)
-        require(fits, PayloadError, f"a version of form {form} in {packets} packets")
-        require(1 <= steps <= MAX_STEPS, PayloadError, f"a version that asks for {steps} local steps")
-        require(0 < rate < math.inf, PayloadError, f"a version that asks for a step size of {rate}")
+        if (most := max(number, sequence, confirmed)) >= MAX_KEY:
+            raise PayloadError(f"a version with the number {most}, beyond 2**63")
+        if not (form == VersionForm.MISSED or (form < VersionForm.MISSED and packets == 1)):
+            raise PayloadError(f"a version of form {form} in {packets} packets")
+        if not 1 <= steps <= MAX_STEPS:
+            raise PayloadError(f"a version that asks for {steps} local steps")
+        if not 0 < rate < math.inf:
+            raise PayloadError(f"a version that asks for a step size of {rate}")
         codec = parse_codec(_ascii(cursor.take(*cursor.unpack(TEXT))))
         found = tuple(cursor.take(*cursor.unpack(LENGTH)) for _ in range(packets))
         cursor.close()
@@ -142,9 +145,12 @@ def _signed(kind: int, body: bytes) -> bytes:
 def _opened(data: bytes | memoryview, kind: int, what: str) -> ByteCursor:
     cursor = ByteCursor(data, what)
     magic, form, found, crc = cursor.unpack(HEAD)
-    require(magic == MAGIC and found == kind, PayloadError, f"not {what} of a federation")
-    require(form == FORMAT, PayloadError, f"{what} in format {form}, not {FORMAT}; update the older end")
-    require(zlib.crc32(cursor.rest()) == crc, PayloadError, f"{what} was damaged: its checksum is wrong")
+    if magic != MAGIC or found != kind:
+        raise PayloadError(f"not {what} of a federation")
+    if form != FORMAT:
+        raise PayloadError(f"{what} in format {form}, not {FORMAT}; update the older end")
+    if zlib.crc32(cursor.rest()) != crc:
+        raise PayloadError(f"{what} was damaged: its checksum is wrong")
     return cursor
 
 
