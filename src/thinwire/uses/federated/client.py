@@ -10,7 +10,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from thinwire.types import DesyncError, require
+from thinwire.types import DesyncError
 from thinwire.uses.federated.local_training import Data, LocalSGD, Loss, check_finite, classification
 from thinwire.uses.federated.model_copy import ModelCopy
 from thinwire.uses.federated.parameters import Parameters, Signature
@@ -94,11 +94,14 @@ class Client:
         return Update(self.id, version.sequence, version.number, samples, version.steps, packet)
 
     def _check_new(self, version: VersionMessage) -> None:
-        made, last = version.sequence, self.sequence  # settled by a newer version; it would be sent twice
-        wrong = f"update {made} was made already, and {last} is the last; ask for another version"
-        require(made > last, DesyncError, wrong)
-        theirs = Signature(version.model) if version.model else None
-        Signature(self.signature.digest).check(theirs, f"the server's model, version {version.number},")
+        made, last, own = version.sequence, self.sequence, self.signature.digest
+        if made <= last:  # settled by a newer version; it would be sent twice
+            raise DesyncError(
+                f"update {made} was made already, and {last} is the last; ask for another version"
+            )
+        if version.model not in (0, own):
+            whose = f"the server's model, version {version.number},"
+            Signature(own).check(Signature(version.model), whose)
 
     def change(self, version: VersionMessage, start: Tensor) -> Tensor:
         """Return start less end [1, N] of the local steps from ``start``; what is undelivered stays so."""

@@ -13,14 +13,13 @@ from thinwire.runs.options import Options, option
 from thinwire.runs.records.runs import slug
 from thinwire.types import InputError, require
 
-LEARNING, DATA, CLIENTS, OUTPUT = "Learning", "Data", "Clients", "Output"
+LEARNING, DATA, CLIENTS, OUTPUT, MACHINES = "Learning", "Data", "Clients", "Output", "Machines"
+PORT = 7300
 MOST_EMULATED = 15
 ROUNDS, MOST_ROUNDS = 100, 10**6
 _SPAN = re.compile(r"(\d+(?:\.\d+)?)\s*(s|m|min|h)?")
 _SEED = re.compile(r"[0-9]{1,9}")
 _SECONDS = {None: 1.0, "s": 1.0, "m": 60.0, "min": 60.0, "h": 3600.0}
-MACHINES = "Machines"
-PORT = 7300
 _PART = re.compile(r"(\d{1,6})/(\d{1,6})")
 
 
@@ -167,11 +166,6 @@ class FederatedConfig(Options):
         return self.lr / (1 + self.decay * version)
 
 
-def _once(words: list[str], what: str) -> None:
-    for i, word in enumerate(words):
-        require(word not in words[:i], InputError, f"{what} name {word} twice; name each one once")
-
-
 @dataclass(frozen=True)
 class ServeConfig(FederatedConfig):
     """What is learnt on real machines, by one method, and where its server listens."""
@@ -276,3 +270,8 @@ class JoinConfig(Options):
         if found is None or not good:
             raise InputError(f"--part {self.part} is not K/N with K below N; the first of three is 0/3")
         return int(found[1]), int(found[2])
+
+
+def _once(words: list[str], what: str) -> None:
+    for i, word in enumerate(words):
+        require(word not in words[:i], InputError, f"{what} name {word} twice; name each one once")
