@@ -56,7 +56,7 @@ def test_a_transfer_that_was_cut_in_its_last_window_goes_on_there(monkeypatch: p
         line.stall_at(DOWN, line.counts[DOWN] + 18_000)
         p.publish()
         until(lambda: (partial := f._reception._partial) is not None and len(partial.data) == 1 << 14)
-        until(lambda: any(o.serving.unproved for o in p._feed._followers.values()))
+        until(lambda: any(o.schedule.unproved for o in p._feed._followers.values()))
         with Follower(HOST, p.port) as other:
             other.wait(2)
         begun, hear = list[Begin](), f._reception._hear
