@@ -42,7 +42,7 @@ torch.set_num_threads(1)  # several processes share the cores: threads would wai
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Put what takes long first: at the end no worker is to have a long file of its own."""
-    long = ("runs", "cli", "uses", "links")
+    long = ("test_without_passes.py", "runs", "cli", "uses", "links")
 
     def place(item: pytest.Item) -> int:
         folder = item.path.relative_to(Path(__file__).parent).parts[0]
