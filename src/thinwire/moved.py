@@ -83,6 +83,20 @@ PLACES = {
     "links.pair.rate": "links.pair.estimate",
     "links.polled": "links.sockets",
     "links.relay.link": "links.relay.tunnel",
+    "state.code": "state.patch_code",
+    "state.code.class_split": "state.patch_code.classes",
+    "state.code.gather": "state.patch_code.indexing",
+    "state.code.jumps": "state.patch_code.changes",
+    "state.code.masks": "state.patch_code.indexing",
+    "state.code.numbers": "state.patch_code.patch_stream",
+    "state.code.stream": "state.patch_code.patch_stream",
+    "state.compare": "state.find_changes",
+    "state.grid": "state.lossy",
+    "state.kinds": "state.tensor_kinds",
+    "state.overflow": "state.intake",
+    "state.past": "state.log",
+    "state.patches.lane": "state.patches.draft",
+    "state.view": "state.binding",
 }
 FOLDERS = {"assets", "assets.code", "engines", "lab", "policies", "recipes"}  # that held what moved
 

@@ -7,9 +7,9 @@ import random
 import pytest
 import torch
 
-from thinwire.state.code import class_split, classes
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
+from thinwire.state.patch_code import classes
 from thinwire.state.patches import body
 from thinwire.state.patches.draft import Draft
 from thinwire.state.patches.patch import Patch, Version
@@ -39,7 +39,6 @@ def by_class(monkeypatch: pytest.MonkeyPatch) -> None:
     """Let even small patches be coded by class, over several runs of each piece."""
     for name, value in {"_FEWEST": 1, "_PER_CLASS": 0, "_PER_MEMBER": 0, "_OFTEN": 1, "_SAMPLE": 16}.items():
         monkeypatch.setattr(classes, name, value)
-    monkeypatch.setattr(class_split, "RUN", 64)
     monkeypatch.setattr(classes, "RUN", 64)
 
 

@@ -13,12 +13,11 @@ from each import each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thinwire.state.code import changes, class_split
-from thinwire.state.code.changes import Block, Look, pack_blocks, unpack_blocks
-from thinwire.state.code.numbers import LARGEST, pack_numbers, unpack_numbers
-from thinwire.state.code.planes import decode_whole, encode_whole
-from thinwire.state.code.stream import PatchCursor, uvarint
 from thinwire.state.layout import Array
+from thinwire.state.patch_code import changes, classes
+from thinwire.state.patch_code.changes import Block, Look, pack_blocks, unpack_blocks
+from thinwire.state.patch_code.patch_stream import LARGEST, PatchCursor, pack_numbers, unpack_numbers, uvarint
+from thinwire.state.patch_code.planes import decode_whole, encode_whole
 from thinwire.types import InputError, MissingExtra, PayloadError
 
 WORDS = [np.dtype(f"i{size}") for size in (1, 2, 4, 8)]
@@ -323,16 +322,16 @@ def test_a_patch_for_other_words_is_refused() -> None:
 
 @pytest.mark.parametrize("length", [1 << 9, 1 << 12])
 def test_what_is_taken_out_by_class_is_put_back(monkeypatch: pytest.MonkeyPatch, length: int) -> None:
-    monkeypatch.setattr(class_split, "RUN", length)
+    monkeypatch.setattr(classes, "RUN", length)
     before, after = optimised(1e-5, 4, 5000)
     block, cuts = difference(before, after), [110, 118, 120]
-    classes, rest = class_split.take_out([block], held(before), cuts)
+    taken, rest = classes.take_out([block], held(before), cuts)
     sizes = (before.view(np.uint16) << 1) >> 8
-    for least, cut, diffs in zip([0, *cuts], cuts, classes, strict=False):
+    for least, cut, diffs in zip([0, *cuts], cuts, taken, strict=False):
         assert np.array_equal(diffs, block.dense()[(least <= sizes) & (sizes < cut)])
     assert rest[0].positions is not None and (sizes[rest[0].positions] >= cuts[-1]).all()
     assert 0 < rest[0].moved < block.moved
-    (again,) = class_split.put_back(rest, classes, held(before), cuts)
+    (again,) = classes.put_back(rest, taken, held(before), cuts)
     assert np.array_equal(again.dense(), block.dense())
 
 

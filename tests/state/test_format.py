@@ -9,8 +9,8 @@ import numpy as np
 import torch
 
 from thinwire.state import content
-from thinwire.state.code.changes import Block
 from thinwire.state.layout import Layout, Slot
+from thinwire.state.patch_code.changes import Block
 from thinwire.state.patches import body
 from thinwire.state.patches.patch import Patch
 from thinwire.state.words import Words

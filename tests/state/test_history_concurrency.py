@@ -11,11 +11,10 @@ from histories import follower, forget, positions, published
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thinwire.state.code import changes, classes
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
-from thinwire.state.log import Change, merge
-from thinwire.state.past import Past
+from thinwire.state.log import Change, Past, merge
+from thinwire.state.patch_code import changes, classes
 from thinwire.state.patches import body
 from thinwire.state.replica import Replica
 from thinwire.types import DesyncError, InputError, PayloadError

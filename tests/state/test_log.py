@@ -14,8 +14,8 @@ from thinwire.state import log as logs
 from thinwire.state.history import History
 from thinwire.state.layout import Layout, Piece
 from thinwire.state.log import IN_USE, KEPT, Change, ChangeLog, LogEntry, merge
-from thinwire.state.patches import lane
-from thinwire.state.patches.lane import Ends, Lane, in_use
+from thinwire.state.patches import draft
+from thinwire.state.patches.draft import Ends, Lane, in_use
 
 
 def test_the_log_stays_within_its_budget_and_keeps_what_is_asked_for():
@@ -107,7 +107,7 @@ def test_where_a_patch_leads_is_kept_before_where_it_starts(monkeypatch):
     assert in_use(lanes, [3]) == [8, 3, 1, 7, 1, 9]  # made to see how large they are
     patches.wanted = True
     assert in_use(lanes, [3]) == [8, 9, 3, 1, 1, 7]
-    monkeypatch.setattr(lane, "LATELY", 0.0)
+    monkeypatch.setattr(draft, "LATELY", 0.0)
     patches.hand_over(1, 8)
     assert in_use(lanes, [3]) == [9, 3, 1, 7]
 

@@ -8,12 +8,12 @@ from each import each
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thinwire.state import compare, content, log, native
-from thinwire.state.code import class_split, classes, diffs, gather, masks, planes, positions
-from thinwire.state.code.blocks import Block
-from thinwire.state.code.changes import pack_blocks, unpack_blocks
+from thinwire.state import content, find_changes, log, native
 from thinwire.state.layout import Piece
 from thinwire.state.log import Change, LogEntry
+from thinwire.state.patch_code import classes, diffs, indexing, planes, positions
+from thinwire.state.patch_code.blocks import Block
+from thinwire.state.patch_code.changes import pack_blocks, unpack_blocks
 from thinwire.state.patches import moves
 from thinwire.types import InputError, PayloadError
 
@@ -62,11 +62,11 @@ def test_what_changed(seed, n, word, share):
     old, new, at = drawn(seed, n, word, share)
 
     def found():
-        piece = compare._compared(new, old, 7, compare._Room(np.empty(n + 7, word)))
+        piece = find_changes._compared(new, old, 7, find_changes._Room(np.empty(n + 7, word)))
         return [] if piece is None else [a for a in piece[2:] if a is not None]
 
     listed = both(found)
-    if 0 < at.size <= n // compare._WHOLE:
+    if 0 < at.size <= n // find_changes._WHOLE:
         for a, b in zip(listed, (at + 7, old[at], new[at]), strict=True):
             assert np.array_equal(a, b)
 
@@ -74,7 +74,7 @@ def test_what_changed(seed, n, word, share):
 @given(seeds, sizes, widths, shares)
 def test_differences_for_every_element_are_listed(seed, n, word, share):
     old, new, at = drawn(seed, n, word, share)
-    where, by = both(lambda: class_split.block_of(new - old).sparse())
+    where, by = both(lambda: classes.block_of(new - old).sparse())
     assert np.array_equal(where, at) and np.array_equal(by, new[at] - old[at])
 
     def listed():
@@ -111,15 +111,15 @@ def test_a_list_that_cannot_be_written_to_is_refused():
 
 @pytest.mark.parametrize("first", [0, 64])
 def test_a_sample_unlike_the_rest_does_not_decide(monkeypatch, first):
-    monkeypatch.setattr(compare, "_SAMPLE", 64)
+    monkeypatch.setattr(find_changes, "_SAMPLE", 64)
     old = np.zeros(1000, np.int16)
     new = old.copy()
     new[first : first + 64] = 1  # all of the sample and little else, or little of it
-    piece = compare._compared(new, old, 0, compare._Room(old))
+    piece = find_changes._compared(new, old, 0, find_changes._Room(old))
     assert piece.at is not None and piece.moved == 64 and (piece.at == np.arange(first, first + 64)).all()
     new[first:] = 2
-    assert compare._compared(new, old, 0, compare._Room(old)).at is None
-    assert compare._compared(new, old, 0, compare._Room(old)).moved == np.count_nonzero(new)
+    assert find_changes._compared(new, old, 0, find_changes._Room(old)).at is None
+    assert find_changes._compared(new, old, 0, find_changes._Room(old)).moved == np.count_nonzero(new)
 
 
 @each("share", [0.05, 0.3, 0.9])
@@ -196,19 +196,19 @@ def test_changes_of_several_versions_become_one(seed, n, word, some):
 @given(seeds, sizes, shares)
 def test_where_a_mask_is_set(seed, n, share):
     mask = np.random.default_rng(seed).random(n) < share
-    assert np.array_equal(both(lambda: [masks.where(mask)])[0], np.flatnonzero(mask))
+    assert np.array_equal(both(lambda: [indexing.where(mask)])[0], np.flatnonzero(mask))
 
 
 @given(seeds, sizes, widths, shares)
 def test_words_at_positions(seed, n, word, share):
     old, new, at = drawn(seed, n, word, share)
-    assert np.array_equal(both(lambda: [gather.read(new, at)])[0], new[at])
+    assert np.array_equal(both(lambda: [indexing.read(new, at)])[0], new[at])
     at = at[::-1].copy()  # in any order
 
     def written():
         into, mask = old.copy(), np.zeros(n, np.bool_)
-        gather.write(into, at, new[at])
-        gather.mark(mask, at)
+        indexing.write(into, at, new[at])
+        indexing.mark(mask, at)
         return into, mask
 
     assert np.array_equal(both(written)[0], new)
@@ -237,20 +237,20 @@ def test_classes_are_taken_out_and_put_back(seed, n, word, share, cuts):
     blocks = [Block(n, at, new[at] - old[at])]
 
     def taken_out():
-        found, (rest,) = class_split.take_out(blocks, look, cuts)
+        found, (rest,) = classes.take_out(blocks, look, cuts)
         return [*found, *rest.sparse()]
 
     *found, others, by = both(taken_out)
     assert len(found) == len(cuts)
     rest = [Block(n, others, by)]
-    back = both(lambda: class_split.put_back(rest, found, look, cuts)[0].sparse())
+    back = both(lambda: classes.put_back(rest, found, look, cuts)[0].sparse())
     assert np.array_equal(back[0], at) and np.array_equal(back[1], new[at] - old[at])
     for wrong in (lambda x: x[:-1], lambda x: np.append(x, x.dtype.type(1))):
         if n and found[-1].size:
             short = [*found[:-1], wrong(found[-1])]
             for run in (lambda work: work(), with_numpy):
                 with pytest.raises(PayloadError, match="other words"):
-                    run(lambda short=short: class_split.put_back(rest, short, look, cuts))
+                    run(lambda short=short: classes.put_back(rest, short, look, cuts))
 
 
 @pytest.mark.parametrize("word", WORDS, ids=str)
@@ -314,12 +314,12 @@ def test_arrays_that_are_not_for_c_are_left_to_numpy():
     odd = raw[1:].view(np.int16)  # at an odd address
     assert not native.there(odd) and not native.there(np.zeros(8, np.int16)[::2])
     at = np.array([2], np.int32)
-    gather.write(odd, at, np.array([5], np.int16))
-    assert gather.read(odd, at).tolist() == [5]
+    indexing.write(odd, at, np.array([5], np.int16))
+    assert indexing.read(odd, at).tolist() == [5]
     fixed = np.zeros(8, np.int16)
     fixed.flags.writeable = False
     with pytest.raises(ValueError, match="cannot be written to"):
-        gather.write(fixed, at, np.array([5], np.int16))
+        indexing.write(fixed, at, np.array([5], np.int16))
 
 
 @pytest.mark.parametrize("limit", ["MOST", "ROW"])

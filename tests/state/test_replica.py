@@ -9,9 +9,9 @@ import states
 import torch
 from replicas import LONG, advance, changed, pair, resealed
 
-from thinwire.state.code.blocks import Block
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
+from thinwire.state.patch_code.blocks import Block
 from thinwire.state.patches import body as bodies
 from thinwire.state.patches import moves
 from thinwire.state.patches.patch import Patch

@@ -8,7 +8,7 @@ by content and address of static files"). A mask of one bit a value takes its pl
 ``width`` is the one that takes the fewest bytes, which both ends derive from k and n: the size is known
 beforehand, and nothing else travels. It is at most 2 + log2(n / k) bits an index [derived]: of one value in
 100 it is 8.56, where no code of random indices takes less than 8.08 [derived]. State patches, which may be of
-any size, use an entropy coder (``state/code/positions.py``); it needs an extra, and codecs do not.
+any size, use an entropy coder (``state/patch_code/positions.py``); it needs an extra, and codecs do not.
 """
 
 from __future__ import annotations

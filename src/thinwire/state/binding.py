@@ -1,4 +1,4 @@
-"""Let the parameters of models share the memory of a state's tensors, and buffers have their values."""
+"""Words of a state as tensors, and models whose parameters share their memory; buffers have their values."""
 
 from __future__ import annotations
 
@@ -6,16 +6,57 @@ import weakref
 from collections.abc import Container, Iterator
 from itertools import chain
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from thinwire.state import kinds
+from thinwire.state import lossy, tensor_kinds
 from thinwire.state.layout import Layout
-from thinwire.state.view import View
+from thinwire.state.words import Words
 from thinwire.types import InputError, require
 
 COMPILED = "_orig_mod."  # in the names of what torch.compile has wrapped
 WRAPPED = "module."  # before those of what torch's DistributedDataParallel has
+
+
+class View:
+    """The tensors of some words by name. Lossy ones have values of their own: ``refresh`` what changed."""
+
+    def __init__(self, words: Words) -> None:
+        self.words = words
+        layout = words.layout
+        bounded = [(i, slot) for i, slot in enumerate(layout.slots) if slot.bound]
+        self._values = {i: torch.empty(s.numel, dtype=s.dtype, device="cpu") for i, s in bounded}
+        self.slots = [self._slot(layout, i) for i in range(len(layout.slots))]
+        self.tensors = {name: self.slots[i] for name, i in layout.index.items()}
+        for i in range(len(layout.blocks())):
+            self.refresh(i)
+
+    def _slot(self, layout: Layout, index: int) -> Tensor:
+        slot, values = layout.slots[index], self._values.get(index)
+        if values is None:
+            values = torch.from_numpy(self.words.slot(index)).view(slot.dtype)
+        return values.view(slot.shape)
+
+    def refresh(self, piece: int, positions: np.ndarray | None = None) -> None:
+        """Compute the values of a piece anew, those at ``positions`` or all."""
+        p = self.words.layout.blocks()[piece]
+        slot, values = self.words.layout.slots[p.slot], self._values.get(p.slot)
+        if values is None or slot.bound is None:
+            return
+        words, into = self.words[piece], values[p.start : p.stop]
+        if positions is None:
+            into.copy_(lossy.values(words, slot.bound))
+        else:
+            into[torch.from_numpy(positions.astype(np.int64))] = lossy.values(
+                words[positions], slot.bound, slot.dtype
+            )
+
+    def copy_from(self, other: View) -> None:
+        """Take over all words and values of another view of this layout."""
+        self.words.copy_from(other.words)
+        for i, values in self._values.items():
+            values.copy_(other._values[i])
 
 
 def owned(model: nn.Module) -> dict[str, Tensor]:
@@ -26,7 +67,7 @@ def owned(model: nn.Module) -> dict[str, Tensor]:
     found: dict[str, Tensor] = {}
     for name, x in model.state_dict(keep_vars=True).items():
         if isinstance(x, Tensor):
-            kinds.check_shaped(name, x)
+            tensor_kinds.check_shaped(name, x)
             found[name.replace(COMPILED, "")] = x.detach()
     return found
 
@@ -47,7 +88,7 @@ def bind(layout: Layout, model: nn.Module) -> list[tuple[Tensor, int]]:
             name in owned, InputError, f"{name} is in the state but not in the model; {_other(name, owned)}"
         )
         x = owned[name]
-        kinds.check_settable(name, x)
+        tensor_kinds.check_settable(name, x)
         got, want = (tuple(x.shape), x.dtype), (slot.shape, slot.dtype)
         require(
             got == want,
@@ -132,18 +173,18 @@ class Bound:
             if x is None:
                 continue
             own = not isinstance(x, nn.Parameter)
-            if x.device == values.device and not kinds.is_sharded(x):
+            if x.device == values.device and not tensor_kinds.is_sharded(x):
                 x.data = values = _cloned(values) if own else values
             elif own or touched is None or index in touched:
                 _copy(x, values)
             if id(x) in unproved and not _holds(x, values):
-                raise kinds.unsettable(view.words.layout.slots[index].name, kinds.article(x))
+                raise tensor_kinds.unsettable(view.words.layout.slots[index].name, tensor_kinds.article(x))
         self._cut_short = False
 
 
 def _copy(x: Tensor, values: Tensor) -> None:
-    if kinds.is_sharded(x):
-        shard, part = kinds.shards(x, values)
+    if tensor_kinds.is_sharded(x):
+        shard, part = tensor_kinds.shards(x, values)
         shard.copy_(part)
     else:
         x.data.copy_(values, non_blocking=True)
@@ -151,10 +192,10 @@ def _copy(x: Tensor, values: Tensor) -> None:
 
 def _holds(x: Tensor, values: Tensor) -> bool:
     """Return whether ``x`` has the memory of ``values``, or a copy of them; a shard of its own part."""
-    sharded = kinds.is_sharded(x)
+    sharded = tensor_kinds.is_sharded(x)
     if x.device == values.device and not sharded:
         return x.data_ptr() == values.data_ptr() and x.stride() == values.stride()
-    x, values = kinds.shards(x, values) if sharded else (x.detach(), values)
+    x, values = tensor_kinds.shards(x, values) if sharded else (x.detach(), values)
     if x.shape != values.shape or x.dtype != values.dtype:
         return False
     return torch.equal(*(y.contiguous().reshape(-1).view(torch.uint8) for y in (x, values.to(x.device))))

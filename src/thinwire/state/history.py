@@ -14,14 +14,12 @@ import numpy as np
 from torch import Tensor
 
 from thinwire.state import content, intake, saved
-from thinwire.state.compare import Changes
+from thinwire.state.find_changes import Changes
+from thinwire.state.intake import Overflows
 from thinwire.state.layout import MAX_NBYTES, Layout
-from thinwire.state.log import ChangeLog, LogEntry, logged, merge
-from thinwire.state.overflow import Overflows
-from thinwire.state.past import Past
+from thinwire.state.log import ChangeLog, LogEntry, Past, logged, merge
 from thinwire.state.patches import body, moves
-from thinwire.state.patches.draft import Draft, More, drafted
-from thinwire.state.patches.lane import Ends, Lane, in_use
+from thinwire.state.patches.draft import Draft, Ends, Lane, More, drafted, in_use
 from thinwire.state.patches.moves import Move, Reading
 from thinwire.state.patches.patch import MAX_VERSION, Meta, Patch, Version, check_meta, is_time
 from thinwire.state.words import Words, filled, named

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import partial
+import math
+import warnings
+from collections.abc import Callable, Iterable
+from functools import lru_cache, partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.state.compare import Changes, Keep, changed, words_of
-from thinwire.state.grid import settle
-from thinwire.state.layout import BARE, INTEGERS, PIECE, Array, Slot
+from thinwire.state.find_changes import Changes, Keep, changed, words_of
+from thinwire.state.layout import BARE, INTEGERS, PIECE, WORDS, Array, Slot, takes_casts
+from thinwire.state.lossy import settle
+from thinwire.types import InputError
 
 Look = Callable[[Slot, Tensor, Array], object]  # told of values that were cast, and of their words
 
@@ -66,3 +69,69 @@ def plain(x: Tensor) -> Tensor:
     if x.dtype not in BARE:
         return x
     return (torch.view_as_real(x) if x.is_complex() else x).view(INTEGERS[BARE[x.dtype]])
+
+
+class Overflows:
+    """Count what overflows in a version, and warn of it once a tensor; ``strict`` refuses it each time."""
+
+    def __init__(self, strict: bool = False) -> None:
+        self.strict = strict
+        self._found: dict[str, int] = {}
+        self._told: set[str] = set()
+
+    def begin(self) -> None:
+        """Count from here."""
+        self._found.clear()
+
+    def look(self, slot: Slot, x: Tensor, words: Array) -> None:
+        """Count the values of ``x`` that the slot's dtype cannot hold; ``words`` are what became of it."""
+        if x.dtype == slot.dtype or not words.size or not (takes_casts(x.dtype) and takes_casts(slot.dtype)):
+            return
+        narrower = torch.finfo(x.dtype).max > torch.finfo(slot.dtype).max
+        if not narrower or not _reach_end(words, slot.dtype):
+            return
+        limit = largest(slot.dtype)
+        sizes = (x.detach().float() if x.dtype.itemsize == 1 else x.detach()).abs()
+        if many := int(((sizes >= limit) & sizes.isfinite()).sum()):
+            self._found[slot.name] = self._found.get(slot.name, 0) + many
+
+    def tell(self, slots: Iterable[Slot]) -> None:
+        """Warn of what was counted since ``begin``, or raise ``InputError``."""
+        for slot in slots:
+            many = self._found.get(slot.name, 0)
+            if not many or (slot.name in self._told and not self.strict):
+                continue
+            dtype = str(slot.dtype).removeprefix("torch.")
+            text = f"{many} value{'s' * (many > 1)} of {slot.name} are too large for {dtype}"
+            if self.strict:
+                raise InputError(f"{text}; publish it in a wider dtype, or scale it")
+            self._told.add(slot.name)
+            warnings.warn(f"{text}: followers get infinity, NaN or the largest number", stacklevel=8)
+
+
+def _reach_end(words: Array, dtype: torch.dtype) -> bool:
+    """Return whether a word is the largest finite value or beyond, of either sign.
+
+    Words are narrow and in a cache: to look at the values that were cast takes several times as long.
+    """
+    end = _end(dtype)
+    sign = 1 << (8 * words.itemsize - 1)
+    return int(words.max()) >= end or int(words.view(f"u{words.itemsize}").max()) >= end + sign
+
+
+@lru_cache
+def _end(dtype: torch.dtype) -> int:
+    """Return the bits of the largest finite value; those of infinity and NaN are above."""
+    value = torch.tensor([torch.finfo(dtype).max], dtype=torch.float64, device="cpu").to(dtype)
+    return int(value.view(torch.uint8).numpy().view(WORDS[dtype])[0])
+
+
+@lru_cache
+def largest(dtype: torch.dtype) -> float:
+    """Return the least magnitude that rounds to more than ``dtype`` can hold.
+
+    >>> largest(torch.float16), largest(torch.float8_e4m3fn)
+    (65520.0, 464.0)
+    """
+    info = torch.finfo(dtype)
+    return info.max + 2.0 ** math.floor(math.log2(info.max)) * info.eps / 2

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from thinwire.dtypes import dtype_of
-from thinwire.state.kinds import check_dense
+from thinwire.state.tensor_kinds import check_dense
 from thinwire.types import WRONG_VALUES, InputError, PayloadError, require
 
 Array = npt.NDArray[Any]

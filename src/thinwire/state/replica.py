@@ -11,12 +11,12 @@ import numpy as np
 from torch import Tensor, nn
 
 from thinwire.state import binding, saved
-from thinwire.state.code.gather import read, write
+from thinwire.state.binding import View
 from thinwire.state.layout import MAX_NBYTES, Layout
+from thinwire.state.patch_code.indexing import read, write
 from thinwire.state.patches import moves
 from thinwire.state.patches.moves import Move, Reading
 from thinwire.state.patches.patch import Meta, Patch, Version
-from thinwire.state.view import View
 from thinwire.state.words import Words, filled, named
 from thinwire.types import DesyncError, InputError, LinkError, require
 

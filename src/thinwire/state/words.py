@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from thinwire.state import content, intake
-from thinwire.state.kinds import check_dense
 from thinwire.state.layout import ALIGNED, WORDS, Layout, Slot, form_of, takes_casts
+from thinwire.state.tensor_kinds import check_dense
 from thinwire.types import InputError, require
 
 

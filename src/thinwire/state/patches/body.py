@@ -18,9 +18,9 @@ from typing import NamedTuple
 
 import numpy as np
 
-from thinwire.state.code.changes import Block, Look, pack_runs, unpack_blocks
-from thinwire.state.code.planes import decode_whole, encode_whole
 from thinwire.state.layout import Layout
+from thinwire.state.patch_code.changes import Block, Look, pack_runs, unpack_blocks
+from thinwire.state.patch_code.planes import decode_whole, encode_whole
 from thinwire.state.patches.patch import MAX_META
 from thinwire.state.words import Words
 from thinwire.types import ByteCursor, PayloadError, require

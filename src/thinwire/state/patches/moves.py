@@ -9,9 +9,9 @@ import numpy as np
 import torch
 
 from thinwire.state import content
-from thinwire.state.code import gather
-from thinwire.state.code.blocks import Block, block_at
 from thinwire.state.layout import Layout
+from thinwire.state.patch_code import indexing
+from thinwire.state.patch_code.blocks import Block, block_at
 from thinwire.state.patches import body
 from thinwire.state.patches.patch import Patch, Version
 from thinwire.state.words import Words
@@ -97,7 +97,7 @@ class Reading:
         changes = body.unpack_section(words.layout, section, lambda i, start, stop: words[i][start:stop])
         for i, block in changes.items():
             positions, diffs = block.positions, block.diffs
-            old = words[i].copy() if positions is None else gather.read(words[i], positions)
+            old = words[i].copy() if positions is None else indexing.read(words[i], positions)
             diffs += old  # to the new words, in the same memory: fresh memory would take longer than the sum
             made.append(Move(i, positions, old, diffs))
             _check_truths(words.layout, i, made[-1].new)
@@ -144,7 +144,7 @@ def hash_of(found: Iterable[Move]) -> int:
 def write(words: Words, found: Iterable[Move]) -> None:
     """Make the moves."""
     for m in found:
-        gather.write(words[m.piece], m.positions, m.new)
+        indexing.write(words[m.piece], m.positions, m.new)
 
 
 def _check_truths(layout: Layout, piece: int, new: np.ndarray) -> None:

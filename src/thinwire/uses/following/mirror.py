@@ -9,7 +9,7 @@ from weakref import WeakKeyDictionary
 
 from torch import Tensor, nn
 
-from thinwire.state import binding, kinds
+from thinwire.state import binding, tensor_kinds
 from thinwire.state.layout import MAX_NBYTES, Layout
 from thinwire.state.patches.moves import Reading
 from thinwire.state.patches.patch import Patch, Version
@@ -83,7 +83,7 @@ class Mirror:
         Return whether contents are others than when ``model`` was shown last, or its tensors are. Errors:
         ``InputError`` naming the first tensor that does not fit.
         """
-        kinds.reshard(model)
+        tensor_kinds.reshard(model)
         before = self._shown.get(model)
         if before is None or not before.members.same(model):
             replica.bind(model)

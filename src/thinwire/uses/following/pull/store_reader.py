@@ -13,8 +13,8 @@ from typing import Any
 from torch import Tensor, nn
 
 from thinwire.files.local_folder import open_folder
-from thinwire.state.code.stream import check_coder
 from thinwire.state.layout import MAX_NBYTES, TooLarge
+from thinwire.state.patch_code.patch_stream import check_coder
 from thinwire.state.patches.patch import Version
 from thinwire.state.replica import CHECK_EVERY, Replica
 from thinwire.types import AuthError, InputError, LinkError, ThinwireError, require

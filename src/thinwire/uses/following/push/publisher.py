@@ -10,9 +10,9 @@ from types import TracebackType
 from thinwire.links.hub.hub import Hub
 from thinwire.links.hub.station import SILENCE
 from thinwire.links.tcp.congestion import AUTO
-from thinwire.state.code.stream import check_coder
 from thinwire.state.history import History
 from thinwire.state.layout import Bounds, Dtypes, Layout
+from thinwire.state.patch_code.patch_stream import check_coder
 from thinwire.state.patches.patch import Version
 from thinwire.types import InputError, LinkError, require
 from thinwire.uses.following.published_tensors import Names, Source, check_text, notes_of, tensors_of

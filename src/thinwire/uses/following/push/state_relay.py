@@ -16,9 +16,9 @@ from thinwire.links.hub.spoke import Spoke
 from thinwire.links.hub.station import SILENCE
 from thinwire.links.inbox import renewed
 from thinwire.links.tcp.congestion import AUTO
-from thinwire.state.code.stream import check_coder
 from thinwire.state.history import History
 from thinwire.state.layout import MAX_NBYTES, Layout
+from thinwire.state.patch_code.patch_stream import check_coder
 from thinwire.state.patches.moves import Reading
 from thinwire.state.patches.patch import Patch, Version
 from thinwire.types import LinkError, PayloadError

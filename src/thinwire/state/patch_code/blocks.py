@@ -15,12 +15,11 @@ from itertools import compress
 import numpy as np
 
 from thinwire.state import native
-from thinwire.state.code.diffs import fits_whole, pack_diffs, pack_whole, unpack_diffs, unpack_whole
-from thinwire.state.code.gather import write
-from thinwire.state.code.masks import where
-from thinwire.state.code.positions import MAX_SIZE, Bitmap, many, pack_positions, unpack_positions
-from thinwire.state.code.stream import PatchCursor, pack_flags
 from thinwire.state.layout import Array
+from thinwire.state.patch_code.diffs import fits_whole, pack_diffs, pack_whole, unpack_diffs, unpack_whole
+from thinwire.state.patch_code.indexing import where, write
+from thinwire.state.patch_code.patch_stream import PatchCursor, pack_flags
+from thinwire.state.patch_code.positions import MAX_SIZE, Bitmap, many, pack_positions, unpack_positions
 from thinwire.types import InputError, require
 
 _WHOLE = 0.4  # share of changes from which on a symbol an element costs less than positions and symbols

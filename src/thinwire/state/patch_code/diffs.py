@@ -10,12 +10,17 @@ from __future__ import annotations
 import numpy as np
 
 from thinwire.state import native
-from thinwire.state.code.masks import where
-from thinwire.state.code.numbers import LARGEST, pack_numbers, unpack_numbers
-from thinwire.state.code.planes import from_zigzag, pack_planes, unpack_planes, zigzag
-from thinwire.state.code.positions import Bitmap, many, pack_positions, unpack_positions
-from thinwire.state.code.stream import PatchCursor, pack_stream
 from thinwire.state.layout import Array
+from thinwire.state.patch_code.indexing import where
+from thinwire.state.patch_code.patch_stream import (
+    LARGEST,
+    PatchCursor,
+    pack_numbers,
+    pack_stream,
+    unpack_numbers,
+)
+from thinwire.state.patch_code.planes import from_zigzag, pack_planes, unpack_planes, zigzag
+from thinwire.state.patch_code.positions import Bitmap, many, pack_positions, unpack_positions
 from thinwire.types import InputError, PayloadError, require
 
 _PAGE = 1 << 17  # differences that numpy works on at a time: a multiple of 8

@@ -13,11 +13,15 @@ from typing import NamedTuple
 import numpy as np
 
 from thinwire.state import native
-from thinwire.state.code.gather import mark
-from thinwire.state.code.masks import where
-from thinwire.state.code.numbers import pack_numbers, unpack_numbers
-from thinwire.state.code.stream import PatchCursor, pack_stream, uvarint
 from thinwire.state.layout import Array
+from thinwire.state.patch_code.indexing import mark, where
+from thinwire.state.patch_code.patch_stream import (
+    PatchCursor,
+    pack_numbers,
+    pack_stream,
+    unpack_numbers,
+    uvarint,
+)
 from thinwire.types import PayloadError, require
 
 MAX_SIZE = 2**31 - 1  # elements a set is drawn from: positions are int32

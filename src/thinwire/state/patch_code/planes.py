@@ -11,8 +11,8 @@ from __future__ import annotations
 import numpy as np
 
 from thinwire.state import native
-from thinwire.state.code.stream import PatchCursor, pack_stream
 from thinwire.state.layout import Array
+from thinwire.state.patch_code.patch_stream import PatchCursor, pack_stream
 from thinwire.types import InputError, PayloadError, require
 
 _SAMPLE = 4096

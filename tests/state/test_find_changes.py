@@ -10,11 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from thinwire.state import compare, intake
-from thinwire.state.code.masks import where
-from thinwire.state.compare import changed, word_dtype, words_of
-from thinwire.state.grid import settle, values
+from thinwire.state import find_changes, intake
+from thinwire.state.find_changes import changed, word_dtype, words_of
 from thinwire.state.layout import Slot
+from thinwire.state.lossy import settle, values
+from thinwire.state.patch_code.indexing import where
 from thinwire.types import InputError
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int8, torch.int64, torch.bool]
@@ -35,7 +35,7 @@ def tensor(seed: int, numel: int, dtype: torch.dtype = torch.float32) -> Tensor:
 def test_words_become_the_cast_tensor(
     held: torch.dtype, source: torch.dtype, whole: bool, share: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compare, "_PIECE", 256)
+    monkeypatch.setattr(find_changes, "_PIECE", 256)
     x = tensor(1, 1500, source)
     words = words_of(x.to(held)).copy()
     before = words.copy()
@@ -111,7 +111,7 @@ def test_lossy_words_stay_within_the_bound(bound: float, scale: float, seed: int
 def test_a_lossy_tensor_that_cannot_be_held_moves_nothing(
     bad: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(compare, "_PIECE", 64)
+    monkeypatch.setattr(find_changes, "_PIECE", 64)
     x = tensor(5, 300).nan_to_num(0, 0, 0).clamp(-9, 9)
     words = np.zeros(300, dtype=np.int32)
     settle(x, words, 0.01)
@@ -156,11 +156,11 @@ def test_where_is_numpys(n: int, share: float, seed: int) -> None:
 
 @pytest.mark.parametrize(("fails", "share"), [("write", 0.1), ("_joined", 0.1), ("_joined", 0.9)])
 def test_an_interrupt_leaves_all_as_it_was(monkeypatch, fails, share):
-    monkeypatch.setattr(compare, "_PIECE", 64)
+    monkeypatch.setattr(find_changes, "_PIECE", 64)
     words = np.zeros(256, dtype=np.int16)
     before, new = words.copy(), torch.zeros(256)
     new[torch.rand(256, generator=torch.Generator().manual_seed(0)) < share] = 1.0
-    doing, calls = getattr(compare, fails), []
+    doing, calls = getattr(find_changes, fails), []
 
     def interrupted(*args):
         calls.append(args)
@@ -169,7 +169,7 @@ def test_an_interrupt_leaves_all_as_it_was(monkeypatch, fails, share):
             raise KeyboardInterrupt
         return found
 
-    monkeypatch.setattr(compare, fails, interrupted)
+    monkeypatch.setattr(find_changes, fails, interrupted)
     with pytest.raises(KeyboardInterrupt):
         changed(new, words, torch.bfloat16)
     assert np.array_equal(words, before)

@@ -1,4 +1,4 @@
-"""Words at many positions (int32), read and written: by compiled passes, or page by page.
+"""Where a mask is set, and words at many positions (int32): by compiled passes, or page by page.
 
 To numpy, wide indices are twice as fast as narrow ones, but all of them at once would be fresh memory of four
 times the words, and the first touch of that takes longer than the rest.
@@ -11,7 +11,22 @@ import numpy as np
 from thinwire.state import native
 from thinwire.state.layout import Array
 
+_FEW, _MANY = 64, 8  # numpy's loop is faster below one in 64, where its branches are foreseen, and above 1/8
 _PAGE = 1 << 15  # positions at a time
+
+
+def where(mask: Array) -> Array:
+    """Return the positions of bool [n] that are set: intp, increasing; numpy's own search is slower."""
+    if native.there(mask):
+        return native.where(mask)
+    count = int(np.count_nonzero(mask))
+    if mask.size % 8 or count * _FEW < mask.size or count * _MANY > mask.size or not mask.flags.c_contiguous:
+        return np.flatnonzero(mask)
+    eights = mask.view(np.uint64)  # most of these are zero
+    some = np.flatnonzero(eights != 0)
+    found = np.flatnonzero(eights[some].view(np.bool_))
+    at: Array = (some << 3)[found >> 3] | (found & 7)
+    return at
 
 
 def read(words: Array, positions: Array | None) -> Array:

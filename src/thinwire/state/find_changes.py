@@ -14,9 +14,8 @@ import torch
 from torch import Tensor
 
 from thinwire.state import native
-from thinwire.state.code.gather import write
-from thinwire.state.code.masks import where
 from thinwire.state.layout import Array
+from thinwire.state.patch_code.indexing import where, write
 from thinwire.types import InputError, require
 
 _PIECE = 1 << 20  # elements: fewer calls are worth more than a level 2 cache; a third faster than 2**17

@@ -16,9 +16,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.state.code.masks import where
-from thinwire.state.compare import Changes, Keep, replace
+from thinwire.state.find_changes import Changes, Keep, replace
 from thinwire.state.layout import Array
+from thinwire.state.patch_code.indexing import where
 from thinwire.types import InputError, require
 
 _MARGIN = 1 - 2.0**-20  # more than the rounding of a float32 difference and of the bound itself

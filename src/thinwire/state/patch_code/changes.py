@@ -4,13 +4,20 @@ A difference of bits is the smallest thing to send: a step to the next float is 
 and where a value crosses zero, which is rare, no mapping of the words makes the step small. Layout:
 
 - one bit a block, packed: whether anything changed; nothing else travels for one where not;
-- one bit for each that did: whether it jumped; the new words of those, as ``jumps``; then, of the others:
+- one bit for each that did: whether it jumped; of those, the number of bytes (varint) and the new words as
+  ``planes.encode_whole`` writes them; then, of the others:
 - the number of cuts u8, the cuts u8 each, increasing, and the number of elements in each class (varints);
 - the differences of the elements of each class, through all blocks, cut into ``blocks`` of ``CUT`` elements;
 - all that changed elsewhere, as ``blocks``.
 
 Errors: ``PayloadError`` for bytes that are not the whole of one valid body; nothing is allocated beyond a
 fixed number of bytes an element of the declared blocks.
+
+A difference of words says less than the word while steps are small. After a jump it says no less, and the
+words alone may have a better code. A sample of both decides, block by block. Measured, in bits a bf16 word of
+weights, where all changed: after a step of a tenth of their size 7.3 for differences against 10.6, of half of
+it 10.4; after one as large as they are 10.9, between unrelated weights 11.2 (of fp32 28.2 against 26.6), and
+11.6 against nothing if they become zeros.
 """
 
 from __future__ import annotations
@@ -20,16 +27,17 @@ from itertools import compress, pairwise
 
 import numpy as np
 
-from thinwire.state.code.blocks import Block, check_block, pack_plain, unpack_plain
-from thinwire.state.code.class_split import Look, put_back, take_out
-from thinwire.state.code.classes import MAX_CUTS, choose
-from thinwire.state.code.jumps import differences, jumped, pack_jumps, unpack_jumps
-from thinwire.state.code.positions import MAX_SIZE
-from thinwire.state.code.stream import PatchCursor, pack_flags, uvarint
 from thinwire.state.layout import Array
+from thinwire.state.patch_code.blocks import Block, check_block, pack_plain, unpack_plain
+from thinwire.state.patch_code.classes import MAX_CUTS, Look, choose, put_back, take_out
+from thinwire.state.patch_code.patch_stream import PatchCursor, pack_flags, uvarint
+from thinwire.state.patch_code.planes import at_least, decode_whole, encode_whole
+from thinwire.state.patch_code.positions import MAX_SIZE
 from thinwire.types import InputError, PayloadError, require
 
 CUT = 1 << 22
+_LEAST = 4096  # elements of a block that is looked at
+_SPANS, _SPAN = 16, 1024  # runs of a block that tell of the rest, and the elements of each
 
 
 def pack_blocks(blocks: Sequence[Block], word: np.dtype, before: Look | None = None) -> bytes:
@@ -170,3 +178,38 @@ def _unpack_class(reader: PatchCursor, size: int, word: np.dtype) -> Array:
 
 def _cut(diffs: Array) -> list[Array]:
     return [diffs[start : start + CUT] for start in range(0, diffs.size, CUT)]
+
+
+def jumped(blocks: Sequence[Block], look: Look) -> list[bool]:
+    """Return which blocks take fewer bytes as new words than as differences."""
+    return [_jumped(block, i, look) for i, block in enumerate(blocks)]
+
+
+def _jumped(block: Block, index: int, look: Look) -> bool:
+    if block.positions is not None or block.numel < _LEAST:
+        return False
+    starts = range(0, block.numel - _SPAN + 1, max(1, (block.numel - _SPAN) // (_SPANS - 1)))
+    old = np.concatenate([look(index, start, start + _SPAN).copy() for start in starts])
+    diffs = np.concatenate([block.diffs[start : start + _SPAN] for start in starts])
+    new, limit = old + diffs, sum(map(len, pack_plain([Block(diffs.size, None, diffs)], diffs.dtype)))
+    return at_least(new) < limit and len(encode_whole(new)) < limit
+
+
+def pack_jumps(blocks: Sequence[Block], jumps: Sequence[bool], look: Look) -> list[bytes]:
+    """Return the new words of all blocks that jump, as bytes in parts."""
+    out = list[bytes]()
+    for i, (block, jumps_here) in enumerate(zip(blocks, jumps, strict=True)):
+        if jumps_here:
+            packed = encode_whole(look(i, 0, block.numel) + block.diffs)
+            out += [uvarint(len(packed)), packed]
+    return out
+
+
+def unpack_jumps(reader: PatchCursor, numels: Sequence[int], word: np.dtype) -> list[Array]:
+    """Return the new words of blocks of ``numels`` elements, which come next. Errors: ``PayloadError``."""
+    return [decode_whole(reader.take(reader.uvarint()), n, word) for n in numels]
+
+
+def differences(new: Array, index: int, look: Look) -> Block:
+    """Return the block that makes ``new`` [numel] of the words that are held."""
+    return Block(new.size, None, new - look(index, 0, new.size))
