@@ -26,7 +26,7 @@ from texts import write_text
 
 from thinwire.files.base import Folder
 from thinwire.files.local_folder import PlainFolder, open_folder
-from thinwire.runs.records.runs import slug
+from thinwire.runs.records.finished_runs import slug
 from thinwire.runs.records.writer import COMPARE, write_json
 from thinwire.state import log as logs
 

@@ -20,7 +20,7 @@ F2 = F1 | {"channels"}
 LINKS = {"links", "links.names", "links.tcp.idle"}
 F3 = F2 | LINKS | {"collectives", "state", "files", "choosing"}
 # In order: each may import those before it.
-ORDER = ["options", "shared_options", "machine", "records", "report", "data", "models", "emulator", "ranks"]
+ORDER = ["options", "machine", "records", "report", "data", "models", "emulator", "ranks"]
 ORDER = [f"runs.{room}" for room in [*ORDER, "terminal"]]
 RUNS = {*ORDER, "__init__"}
 LISTS = {"uses", "uses.use", "uses.kinds", "uses.readers", "uses.layered", "uses.packing"}

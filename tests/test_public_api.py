@@ -115,7 +115,7 @@ def test_import_alone_loads_nothing() -> None:
 
 
 def test_links_and_the_emulator_s_relay_need_no_torch() -> None:
-    assert "torch" not in imported("import thinwire.links, thinwire.runs.emulator.relay")
+    assert "torch" not in imported("import thinwire.links, thinwire.runs.emulator.router")
 
 
 def test_sender_and_receiver_in_five_lines() -> None:

@@ -21,7 +21,7 @@ import zstandard
 
 from thinwire.runs.machine.cache import cache_folder
 from thinwire.runs.machine.processor import cores
-from thinwire.runs.models.source import resolve_model
+from thinwire.runs.models.model_source import resolve_model
 from thinwire.runs.records.writer import write_json
 from thinwire.state.layout import Layout
 from thinwire.uses.following.run.demo_ranks import Tuning, weights_of

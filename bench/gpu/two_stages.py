@@ -18,8 +18,8 @@ import torch.multiprocessing as mp
 from transformers import GPT2Config
 
 from thinwire.links import LinkShape, connect_mesh
-from thinwire.runs.data.loss import next_token_loss
-from thinwire.runs.models.source import ModelSource
+from thinwire.runs.data.task import next_token_loss
+from thinwire.runs.models.model_source import ModelSource
 from thinwire.runs.models.split import build_stage
 from thinwire.uses.training.pipeline.compressed_stage import CompressedStage, ScheduleEager1F1B
 from thinwire.uses.training.pipeline.recipes import parse_recipe

@@ -20,7 +20,7 @@ from bench.study.tables import Draw, columns
 from thinwire.channels.channel import Scheme, Sender
 from thinwire.channels.memory import Delta, Memory, NoMemory, RunningMean
 from thinwire.codecs import Uniform
-from thinwire.runs.data.loss import next_token_loss
+from thinwire.runs.data.task import next_token_loss
 from thinwire.runs.machine.processor import environment
 from thinwire.runs.models.split import ModelStage, build_stage
 from thinwire.uses.training.run.options import TrainConfig

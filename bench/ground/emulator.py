@@ -25,7 +25,7 @@ from bench.study.tables import Draw, Row, Rows, percent
 from bench.study.tables import table as markdown
 from thinwire.links.profile import Profile
 from thinwire.links.shape import MTU, SEGMENT
-from thinwire.runs.emulator.check import DELAY_LIMIT, RATE_LIMIT
+from thinwire.runs.emulator.network_check import DELAY_LIMIT, RATE_LIMIT
 from thinwire.runs.emulator.session import Emulation
 from thinwire.runs.machine.processor import cores, cpu_model
 from thinwire.runs.records.writer import read_json, write_json

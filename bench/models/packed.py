@@ -34,7 +34,7 @@ from bench.study.tables import DASH, Draw, Row, Rows, columns, tabled, yes
 from thinwire.choosing.allocate import ByteBudget, Site
 from thinwire.links.shape import LinkShape
 from thinwire.runs.data.documents import Document, read_text
-from thinwire.runs.models.source import SMOLLM
+from thinwire.runs.models.model_source import SMOLLM
 from thinwire.runs.models.tokenizer import tokenise
 from thinwire.types import InputError, require
 from thinwire.uses.models import choices

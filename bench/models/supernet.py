@@ -32,7 +32,7 @@ from bench.study.cells import Kept, interval, run_study
 from bench.study.tables import DASH, Draw, Row, Rows, tabled
 from thinwire.choosing.allocate import ByteBudget, Site
 from thinwire.runs.data.batches import Batches
-from thinwire.runs.data.images import FASHION, SIDE
+from thinwire.runs.data.fashion import FASHION, SIDE
 from thinwire.runs.machine.cache import cache_folder, new_folder
 from thinwire.runs.records.writer import read_json, write_json
 from thinwire.uses.federated.run.datasets import Dataset, load_dataset

@@ -16,7 +16,7 @@ import torch
 from bench.study.cells import RESULTS, made_by
 from bench.study.tables import Draw, columns
 from thinwire.runs.data.corpus import load_corpus
-from thinwire.runs.models.source import SMOLLM
+from thinwire.runs.models.model_source import SMOLLM
 from thinwire.runs.models.tokenizer import tokenise
 from thinwire.runs.records.writer import write_json
 from thinwire.uses.following.push.follower import Follower

@@ -19,8 +19,8 @@ from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
 from bench.study.cells import RESULTS, made_by
-from thinwire.runs.data.images import PIXELS, load_fashion
-from thinwire.runs.data.images import SIDE as PIXELS_SIDE
+from thinwire.runs.data.fashion import PIXELS, load_fashion
+from thinwire.runs.data.fashion import SIDE as PIXELS_SIDE
 from thinwire.runs.records.writer import read_json, write_json
 from thinwire.uses.pictures.run.flux_fashion import WEIGHTS, build
 from thinwire.uses.pictures.run.sheets import ANYTHING, Sheet, conditions, joined, padded

@@ -11,7 +11,7 @@ from typing import Any
 from bench.study.tables import Draw
 from thinwire.runs.machine.processor import environment
 from thinwire.runs.options import Options
-from thinwire.runs.records.schema import RunRecord, UnitMetrics
+from thinwire.runs.records.run_record import RunRecord, UnitMetrics
 from thinwire.uses.kinds import kinds
 
 WORDS = {str: "text", float: "number", int: "integer", bool: "true or false", Any: "any"}

@@ -10,8 +10,8 @@ from bench.training.links import PLACES
 from thinwire.links.profile import Profile, one_way, profiles
 from thinwire.links.shape import MTU, SEGMENT, LinkShape
 from thinwire.runs.machine.network import IDLE, restarts
-from thinwire.runs.records.runs import Run
-from thinwire.runs.records.schema import KERNEL
+from thinwire.runs.records.finished_runs import Run
+from thinwire.runs.records.run_record import KERNEL
 from thinwire.types import InputError, require
 from thinwire.uses.training.pipeline.choosing.hide import FORWARD_SHARE
 from thinwire.uses.training.pipeline.choosing.replay import Hop, Pipeline, Stage, step_seconds

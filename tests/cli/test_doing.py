@@ -7,7 +7,7 @@ import time
 
 import pytest
 
-from thinwire.runs.terminal import doing
+from thinwire.runs.terminal import activity
 
 
 class Terminal(io.StringIO):
@@ -19,7 +19,7 @@ class Terminal(io.StringIO):
 
 def shown(monkeypatch: pytest.MonkeyPatch, stream: io.StringIO, seconds: float = 0.0, **options: bool) -> str:
     monkeypatch.setattr("sys.stderr", stream)
-    with doing.Doing(**options) as told:
+    with activity.Doing(**options) as told:
         told.tell("reading")
         end = time.monotonic() + seconds
         while time.monotonic() < end and "reading" not in stream.getvalue():
@@ -31,7 +31,7 @@ def shown(monkeypatch: pytest.MonkeyPatch, stream: io.StringIO, seconds: float =
 def test_a_bar_comes_on_a_terminal_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TERM", "xterm")
     assert shown(monkeypatch, Terminal()) == ""  # it was quick
-    monkeypatch.setattr(doing, "SOON", 0.01)
+    monkeypatch.setattr(activity, "SOON", 0.01)
     text = shown(monkeypatch, Terminal(), 10.0)
     assert "reading" in text and "\x1b[2K" in text  # and it goes again
     assert shown(monkeypatch, Terminal(), 0.1, quiet=True) == ""

@@ -11,7 +11,7 @@ import torch
 from commanded import invoke
 from waiting import HOST, LONG, until
 
-from thinwire.runs.terminal.command import ShellCommand
+from thinwire.runs.terminal.shell_command import ShellCommand
 from thinwire.uses.following.push.publisher import Publisher
 
 pytest.importorskip("zstandard")

@@ -15,8 +15,8 @@ from waiting import until
 from thinwire.cli.inspecting import show
 from thinwire.files.checkpoint import write_checkpoint
 from thinwire.links.address import Address
+from thinwire.runs.terminal.addresses import parse_place
 from thinwire.runs.terminal.live import Live, warned
-from thinwire.runs.terminal.places import parse_place
 from thinwire.types import InputError
 from thinwire.uses.following.commands.options import parse_bounds
 

@@ -19,7 +19,7 @@ from thinwire.links.mesh import connect_mesh
 from thinwire.links.pair.zmq_link import ZmqLink
 from thinwire.links.tcp import congestion
 from thinwire.links.tcp import info as tcp_info
-from thinwire.runs.ranks.places import Emulated
+from thinwire.runs.ranks.launcher import EmulatedLauncher
 from thinwire.types import InputError
 from thinwire.uses.doctor.run import diagnosis
 from thinwire.uses.training.run.options import TrainConfig
@@ -217,7 +217,7 @@ def test_emulated_links_have_cubic_unless_told(
 ) -> None:
     monkeypatch.setattr(congestion, "system", lambda: "vegas")
     config = TrainConfig(emulate=True, link="10mbit,30ms", congestion=asked)
-    assert Emulated(config)._net.congestion == used
+    assert EmulatedLauncher(config)._net.congestion == used
 
 
 def test_doctor_says_which_control_links_get(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,7 @@ import io
 
 from rich.console import Console
 
-from thinwire.runs.records.runs import Run
+from thinwire.runs.records.finished_runs import Run
 from thinwire.runs.report.page import report_html
 from thinwire.uses.kinds import show_of
 from thinwire.uses.training.run.summary import summary_table

@@ -7,7 +7,7 @@ import random
 from pathlib import Path
 
 from thinwire.runs.machine.processor import environment
-from thinwire.runs.records.schema import EMULATED, LinkInfo, Memory, RecipeText
+from thinwire.runs.records.run_record import EMULATED, LinkInfo, PeakMemory, RecipeText
 from thinwire.runs.records.writer import RunWriter
 from thinwire.uses.training.run.record import BoundaryBytes, Loss, StepMetrics, TrainRecord
 
@@ -70,7 +70,7 @@ def record_of(
         for way in WAYS
     ]
     record.loss = Loss([m.loss for m in metrics], 3.741, final, 3.702, final - 0.2)
-    record.memory = Memory([1_900_000_000, 2_300_000_000])
+    record.memory = PeakMemory([1_900_000_000, 2_300_000_000])
     return record
 
 

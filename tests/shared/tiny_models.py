@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from thinwire.runs.models import source as models
+from thinwire.runs.models import model_source as models
 from thinwire.runs.models.cuts import LayerCosts, cut_layers
-from thinwire.runs.models.source import ModelSource
+from thinwire.runs.models.model_source import ModelSource
 
 transformers = pytest.importorskip("transformers")
 

@@ -120,7 +120,9 @@ class Elsewhere:
         self._names = {id(x): name for name, x in model.named_parameters()}
         self.holds, self.copied, self.broken = {}, [], False
         monkeypatch.setattr(binding, "_copy", self._copy)
-        monkeypatch.setattr(binding.kinds, "check_settable", lambda *_: None)  # meta stands for a device
+        monkeypatch.setattr(
+            binding.tensor_kinds, "check_settable", lambda *_: None
+        )  # meta stands for a device
         monkeypatch.setattr(binding, "_holds", lambda *_: True)
 
     def _copy(self, x, values):

@@ -13,16 +13,15 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from thinwire.runs import shared_options as shared
-from thinwire.runs.machine.encoding import draws
+from thinwire.runs import options as shared
 from thinwire.runs.machine.interrupts import stopped_by_signals
+from thinwire.runs.machine.standard_streams import PLAIN_WIDTH, draws, print_json, tell
 from thinwire.runs.options import Options, option
-from thinwire.runs.terminal.options import with_config
-from thinwire.runs.terminal.output import PLAIN_WIDTH, print_json, tell
+from thinwire.runs.terminal.typer_options import with_config
 from thinwire.types import InputError, ThinwireError, require
 
 if TYPE_CHECKING:
-    from thinwire.runs.emulator.check import CheckResult
+    from thinwire.runs.emulator.network_check import CheckResult
     from thinwire.runs.emulator.session import Emulation
 
 MBIT = 125e3  # bytes/s
@@ -60,9 +59,9 @@ def emulate(given: dict[str, Any], command: Command = None) -> None:
     MASTER_PORT and so on set as torchrun sets them. There is no way out of the emulated network.
 
     The network is measured first: rate within 3 % of what headers leave, delay within 2 ms. Exit code 4 if
-    it is not as asked for, or if this machine was too busy: packets were late, or the relay waited for a
+    it is not as asked for, or if this machine was too busy: packets were late, or the router waited for a
     processor, by more than 1 ms or 5 % of the shortest delay (whichever is more) on average, or packets were
-    that late in more than 5 % of the seconds (one may be), or the relay did not read some in time. Else that
+    that late in more than 5 % of the seconds (one may be), or the router did not read some in time. Else that
     of the rank that failed first.
 
     [bold]Examples[/bold]
@@ -139,7 +138,7 @@ def _show(streams: Sequence[TextIO]) -> Callable[[int, bool, bytes], None]:
 def _print_check(console: Console, net: Emulation, result: CheckResult) -> None:
     about = net.describe()
     console.print(
-        f"{len(net.profiles)} ranks, {result.congestion}, as {about['isolation']}, relay at "
+        f"{len(net.profiles)} ranks, {result.congestion}, as {about['isolation']}, router at "
         f"{about['scheduling']}; checked in {result.seconds:.1f} s:",
         highlight=False,
     )
@@ -164,7 +163,7 @@ def _print_counters(console: Console, net: Emulation) -> None:
     late, state = net.lateness(), net.state()
     console.print(
         f"late by {late.mean * 1e3:.3f} ms on average (limit {net.limit * 1e3:.2f}), {late.p99 * 1e3:.2f} ms "
-        f"at the 99th percentile, {late.worst * 1e3:.2f} ms at most; the relay took "
+        f"at the 99th percentile, {late.worst * 1e3:.2f} ms at most; the router took "
         f"{state['cpu_share'] * 100:.0f} % of a core",
         highlight=False,
         soft_wrap=True,
@@ -172,7 +171,7 @@ def _print_counters(console: Console, net: Emulation) -> None:
 
 
 def _clean() -> None:
-    from thinwire.runs.emulator.orphans import clean
+    from thinwire.runs.emulator.process_cleanup import clean
 
     ended = clean()
     for orphan in ended:

@@ -9,11 +9,11 @@ from typing import Annotated, Any
 import typer
 
 from thinwire.links.security import read_token
-from thinwire.runs import shared_options as shared
+from thinwire.runs import options as shared
+from thinwire.runs.machine.standard_streams import print_json
 from thinwire.runs.options import Options, option
-from thinwire.runs.terminal.options import with_config
-from thinwire.runs.terminal.output import print_json
-from thinwire.runs.terminal.places import largest, parse_place
+from thinwire.runs.terminal.addresses import largest, parse_place
+from thinwire.runs.terminal.typer_options import with_config
 
 PATIENCE = 60.0  # seconds that --check waits for more of a state
 Source = Annotated[

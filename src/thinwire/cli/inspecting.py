@@ -17,12 +17,11 @@ from thinwire.files.file_kinds import read_notes
 from thinwire.files.local_folder import PlainFolder, open_folder
 from thinwire.links.address import Address
 from thinwire.links.security import check_host
-from thinwire.runs.machine.encoding import draws
 from thinwire.runs.machine.network import check_listener
+from thinwire.runs.machine.standard_streams import PLAIN_WIDTH, draws
 from thinwire.runs.records.progress import megabytes
+from thinwire.runs.terminal.addresses import limited
 from thinwire.runs.terminal.live import Live, await_coming, printable
-from thinwire.runs.terminal.output import PLAIN_WIDTH
-from thinwire.runs.terminal.places import limited
 from thinwire.state.layout import Layout
 from thinwire.state.patches import body
 from thinwire.state.patches.patch import is_time

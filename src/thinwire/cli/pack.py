@@ -7,9 +7,9 @@ from typing import Annotated, Any
 
 import typer
 
-from thinwire.runs.terminal.needs import fetch_needs
-from thinwire.runs.terminal.options import with_config
-from thinwire.runs.terminal.places import check_new
+from thinwire.runs.terminal.activity import fetch_needs
+from thinwire.runs.terminal.addresses import check_new
+from thinwire.runs.terminal.typer_options import with_config
 from thinwire.types import InputError, require
 from thinwire.uses.models.commands.pack_model import (
     check_folder,

@@ -10,7 +10,7 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
-from thinwire.runs.terminal.output import print_json
+from thinwire.runs.machine.standard_streams import print_json
 from thinwire.uses.listing import listed
 
 Json = Annotated[bool, typer.Option("--json", help="Print the list as JSON, and nothing else, on stdout.")]

@@ -10,10 +10,10 @@ from typing import TYPE_CHECKING, Any
 from thinwire.links.address import MAX_RELAYED, RELAY_PORT
 from thinwire.links.relay.handshake import is_pass, relay_pass
 from thinwire.links.security import REMEDY, read_token
-from thinwire.runs import shared_options as shared
+from thinwire.runs import options as shared
+from thinwire.runs.machine.standard_streams import tell
 from thinwire.runs.options import Options, option
-from thinwire.runs.terminal.options import with_config
-from thinwire.runs.terminal.output import tell
+from thinwire.runs.terminal.typer_options import with_config
 from thinwire.types import InputError, require
 
 if TYPE_CHECKING:

@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from thinwire.runs.machine.standard_streams import print_json, tell
 from thinwire.runs.records.writer import REPORT
-from thinwire.runs.terminal.output import print_json, tell
 from thinwire.uses.kinds import load_runs, print_runs, show_of
 
 Paths = Annotated[

@@ -11,11 +11,11 @@ import typer
 
 from thinwire.files.base import shown
 from thinwire.replacing import replacing
-from thinwire.runs import shared_options as shared
+from thinwire.runs import options as shared
+from thinwire.runs.machine.standard_streams import tell
 from thinwire.runs.options import Options, option
-from thinwire.runs.terminal.options import with_config
-from thinwire.runs.terminal.output import tell
-from thinwire.runs.terminal.places import check_new
+from thinwire.runs.terminal.addresses import check_new
+from thinwire.runs.terminal.typer_options import with_config
 from thinwire.types import InputError, PayloadError, ThinwireError, require
 from thinwire.uses.models.commands.pack_model import is_packed_model, unpack_model
 from thinwire.uses.scenes.commands.places import is_folder, read_packed

@@ -8,16 +8,16 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from thinwire.runs.machine.standard_streams import PLAIN_WIDTH, print_json, tell
 from thinwire.runs.options import nearest
 from thinwire.runs.records.writer import REPORT
-from thinwire.runs.terminal.output import PLAIN_WIDTH, print_json, tell
 from thinwire.types import InputError
 from thinwire.uses import uses
 from thinwire.uses.use import Kind, Use
 
 if TYPE_CHECKING:  # commands import this file, and their help needs none of these
-    from thinwire.runs.records.runs import Run
-    from thinwire.runs.records.schema import RunRecord
+    from thinwire.runs.records.finished_runs import Run
+    from thinwire.runs.records.run_record import RunRecord
     from thinwire.runs.report.page import Show
 
 
@@ -33,7 +33,7 @@ def kinds() -> dict[str, tuple[Use, Kind]]:
 
 def read_record(values: Any, where: str) -> RunRecord:
     """Return the record that JSON values hold, of whatever kind; ``InputError`` names what is wrong."""
-    from thinwire.runs.records.schema import FIRST
+    from thinwire.runs.records.run_record import FIRST
 
     if not isinstance(values, dict):
         raise InputError(f"{where}: the record is not an object; run it again")
@@ -58,9 +58,9 @@ def load_run(path: str | Path) -> RunRecord:
 
 def load_runs(paths: Iterable[str | Path]) -> list[Run[Any]]:
     """Load every run under ``paths``, in the order given; see ``records.runs.load_runs``."""
-    from thinwire.runs.records import runs
+    from thinwire.runs.records import finished_runs
 
-    return runs.load_runs(paths, read_record)
+    return finished_runs.load_runs(paths, read_record)
 
 
 def show_of(loaded: Sequence[Run[Any]]) -> Show:

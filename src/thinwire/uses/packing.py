@@ -8,7 +8,7 @@ import re
 from dataclasses import dataclass
 
 from thinwire.links.shape import SIZES, LinkShape
-from thinwire.runs import shared_options as shared
+from thinwire.runs import options as shared
 from thinwire.runs.options import Options, flag, option
 from thinwire.types import InputError, require
 

@@ -23,7 +23,7 @@ from thinwire.runs.data import corpus as data
 from thinwire.runs.data.batches import Batches
 from thinwire.runs.data.corpus import Corpus, load_corpus
 from thinwire.runs.data.documents import Document
-from thinwire.runs.data.packing import pack
+from thinwire.runs.data.task import pack
 from thinwire.runs.machine import cache
 from thinwire.runs.models import fetch
 from thinwire.runs.models.encoder import Encoder

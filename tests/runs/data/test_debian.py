@@ -17,8 +17,8 @@ from pathlib import Path
 import pytest
 from each import each
 
-from thinwire.runs.data import debian, images
-from thinwire.runs.data.images import FASHION
+from thinwire.runs.data import debian, fashion
+from thinwire.runs.data.fashion import FASHION
 from thinwire.runs.machine.downloading import download
 from thinwire.runs.models import fetch
 from thinwire.types import InputError
@@ -67,9 +67,9 @@ def test_the_four_files_come_into_the_cache_and_nothing_else(
     monkeypatch.setenv("FAILS", "1")
     assert debian.fetch_fashion() == folder  # it is there, so nothing is run
     monkeypatch.delenv("THINWIRE_DATA", raising=False)
-    monkeypatch.setattr(images, "PACKAGED", machine / "no such place")
+    monkeypatch.setattr(fashion, "PACKAGED", machine / "no such place")
     with pytest.raises(InputError, match=rf"{folder}.* is damaged"):
-        images.load_fashion()
+        fashion.load_fashion()
 
 
 @each(

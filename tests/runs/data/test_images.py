@@ -11,8 +11,8 @@ import torch
 from clothes import idx, write_clothes
 from each import each
 
-from thinwire.runs.data import images
-from thinwire.runs.data.images import IMAGES, load_fashion
+from thinwire.runs.data import fashion
+from thinwire.runs.data.fashion import IMAGES, load_fashion
 from thinwire.types import InputError
 
 IMAGES_FILE, LABELS_FILE = "t10k-images-idx3-ubyte.gz", "t10k-labels-idx1-ubyte.gz"
@@ -23,7 +23,7 @@ def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Let there be no images: THINWIRE_DATA is not set, Debian's place and the cache are in ``tmp_path``."""
     monkeypatch.delenv("THINWIRE_DATA", raising=False)
     monkeypatch.setenv("THINWIRE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(images, "PACKAGED", tmp_path / "packaged" / "fashion-mnist")
+    monkeypatch.setattr(fashion, "PACKAGED", tmp_path / "packaged" / "fashion-mnist")
     return tmp_path
 
 
@@ -35,7 +35,7 @@ def test_blocks_are_pixels_and_a_class(nowhere: Path, monkeypatch: pytest.Monkey
     assert IMAGES.targets(heldout).tolist() == [*range(10)] * 2
     x = IMAGES.inputs(train[11:13])
     assert x.shape == (2, 1, 28, 28) and x.dtype == torch.float32
-    white = (250 / 255 - images.MEAN) / images.DEVIATION
+    white = (250 / 255 - fashion.MEAN) / fashion.DEVIATION
     assert x[0, 0, 6:8].tolist() == [pytest.approx([white] * 28)] * 2 and x[0, 0, 5].max() < 0
     blank = IMAGES.blank(3)
     assert IMAGES.inputs(blank).shape == (3, 1, 28, 28) and IMAGES.targets(blank).tolist() == [0, 0, 0]

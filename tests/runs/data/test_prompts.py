@@ -8,8 +8,7 @@ from tokenizers.processors import TemplateProcessing
 
 from thinwire.runs.data.corpus import Corpus, load_corpus
 from thinwire.runs.data.documents import Document
-from thinwire.runs.data.loss import BatchLoss, next_token_loss
-from thinwire.runs.data.packing import UNLEARNT, inputs, pack, targets
+from thinwire.runs.data.task import UNLEARNT, BatchLoss, inputs, next_token_loss, pack, targets
 from thinwire.runs.models.tokenizer import END, tokenise, trained_bpe
 from thinwire.types import InputError
 from thinwire.uses.training.run import training_job

@@ -18,7 +18,7 @@ from emulated_lines import trip
 from launchers import Command, children, until, warm
 
 from thinwire.links.profile import Profile
-from thinwire.runs.emulator import orphans
+from thinwire.runs.emulator import process_cleanup
 from thinwire.runs.emulator.session import Emulation
 from thinwire.runs.emulator.syscalls import INSTEAD
 from thinwire.runs.ranks.commands import run_ranks
@@ -135,7 +135,7 @@ def test_two_at_once_are_refused() -> None:
 # A machine that does not keep time, and processes that are killed.
 
 
-def relay_pid() -> int:
+def router_pid() -> int:
     (pid,) = [p for p in children(os.getpid()) if "emulator.isolation" in command_line(p)]
     return pid
 
@@ -145,16 +145,16 @@ def command_line(pid: int) -> str:
 
 
 def test_a_late_run_is_no_result() -> None:
-    """A relay that is held up while packets are due has been late, whatever held it up."""
+    """A router that is held up while packets are due has been late, whatever held it up."""
     with emulation("100mbit,20ms") as net:
         net.verdict()
         for _ in range(3):
             connecting = threading.Thread(target=trip, args=(net,))
             connecting.start()
             time.sleep(0.01)
-            os.kill(relay_pid(), signal.SIGSTOP)
+            os.kill(router_pid(), signal.SIGSTOP)
             time.sleep(0.3)
-            os.kill(relay_pid(), signal.SIGCONT)
+            os.kill(router_pid(), signal.SIGCONT)
             connecting.join(30)
     assert net.lateness().worst > 0.1
     assert net.describe()["valid"] is False
@@ -164,10 +164,10 @@ def test_a_late_run_is_no_result() -> None:
 
 def test_without_its_relay_nothing_is_valid() -> None:
     with emulation("100mbit,1ms") as net:
-        threading.Timer(1.0, os.kill, (relay_pid(), signal.SIGKILL)).start()
-        with pytest.raises(MeasurementError, match="relay ended by SIGKILL"):
+        threading.Timer(1.0, os.kill, (router_pid(), signal.SIGKILL)).start()
+        with pytest.raises(MeasurementError, match="router ended by SIGKILL"):
             run_ranks(net, ["sleep", "300"])
-    with pytest.raises(MeasurementError, match="relay ended by SIGKILL"):
+    with pytest.raises(MeasurementError, match="router ended by SIGKILL"):
         net.verdict()
 
 
@@ -188,7 +188,7 @@ def start_and_wait(place: Path) -> tuple[Command, str]:
     end = time.monotonic() + TURN
     while True:
         p = warm().start(place, *command, "--", "sh", "-c", program)
-        mark = orphans.mark(p.pid)
+        mark = process_cleanup.mark(p.pid)
         until(lambda: p.poll() is not None or len(marked(mark)) == 5, "the ranks to run")  # noqa: B023
         if p.poll() is None:
             return p, mark
@@ -199,14 +199,14 @@ def start_and_wait(place: Path) -> tuple[Command, str]:
 
 
 def marked(mark: str) -> list[int]:
-    """Return the processes of an emulation: its relay, and on each of two ranks a command and its child."""
+    """Return the processes of an emulation: its router, and on each of two ranks a command and its child."""
     found = []
     for entry in Path("/proc").iterdir():
         try:
             variables = (entry / "environ").read_bytes().split(b"\0") if entry.name.isdigit() else []
         except OSError:
             continue
-        if f"{orphans.MARK}={mark}".encode() in variables and (entry / "ns").exists():
+        if f"{process_cleanup.MARK}={mark}".encode() in variables and (entry / "ns").exists():
             found.append(int(entry.name))
     return found
 
@@ -230,17 +230,17 @@ def test_an_interrupt_ends_all(tmp_path: Path, how: signal.Signals) -> None:
 
 
 def test_clean_ends_orphans_and_nothing_else(tmp_path: Path) -> None:
-    """Where relay and owner were killed at once, processes in the background can stay."""
+    """Where router and owner were killed at once, processes in the background can stay."""
     p, mark = start_and_wait(tmp_path)
-    relay = next(pid for pid in marked(mark) if "emulator.isolation" in command_line(pid))
-    os.kill(relay, signal.SIGSTOP)  # so that it cannot sweep
+    router = next(pid for pid in marked(mark) if "emulator.isolation" in command_line(pid))
+    os.kill(router, signal.SIGSTOP)  # so that it cannot sweep
     p.signal(signal.SIGKILL)
     p.wait()
-    os.kill(relay, signal.SIGKILL)
+    os.kill(router, signal.SIGKILL)
     until(lambda: len(marked(mark)) == 2, "the ranks' own end")
-    variables = os.environ | {orphans.MARK: orphans.mark(os.getpid())}
+    variables = os.environ | {process_cleanup.MARK: process_cleanup.mark(os.getpid())}
     with subprocess.Popen(["sleep", "1234"], env=variables) as own:
-        found = {o.pid for o in orphans.orphans()}
+        found = {o.pid for o in process_cleanup.orphans()}
         assert set(marked(mark)) <= found and own.pid not in found
         run = thinwire("emulate", "--clean")
         assert run.exit_code == 0 and run.stderr.count("sleep 1234") >= 2

@@ -23,8 +23,8 @@ from thinwire.links.shape import LinkShape
 from thinwire.links.trace import Trace, TraceRow
 from thinwire.runs.emulator import namespaces, possible, session
 from thinwire.runs.emulator.namespaces import RankNamespace
-from thinwire.runs.emulator.relay import PacketRelay
-from thinwire.runs.ranks import places
+from thinwire.runs.emulator.router import PacketRouter
+from thinwire.runs.ranks import launcher
 from thinwire.runs.records.writer import COMPARE
 from thinwire.types import InputError, MeasurementError
 from thinwire.uses.doctor.run import diagnosis
@@ -42,7 +42,7 @@ def test_the_network_of_a_run_that_failed_is_judged_too(
     monkeypatch.setattr(session, "Emulation", StandIn)
     words = json.dumps({"kind": "error", "error": "LinkError", "text": "a peer is gone"})
     failing = f"{RANK}\nprint({words!r})\nraise SystemExit(3)"
-    monkeypatch.setattr(places, "_command", lambda *_: [sys.executable, "-c", failing])
+    monkeypatch.setattr(launcher, "_command", lambda *_: [sys.executable, "-c", failing])
     run = thinwire(*SMALL, "--data", text, "--out", tmp_path / "out", "--steps", 2, *EMULATE)
     assert run.exit_code == 3, run.stderr
     found = record(tmp_path / "out")
@@ -66,7 +66,7 @@ class Wrong(StandIn):
 
 def test_a_check_that_fails_closes_the_network(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "Emulation", Wrong)
-    place: Any = places.Emulated(TrainConfig(emulate=True, link="20mbit,5ms"))
+    place: Any = launcher.EmulatedLauncher(TrainConfig(emulate=True, link="20mbit,5ms"))
     with pytest.raises(MeasurementError), place:
         pass
     assert place._net.closed == 1
@@ -84,10 +84,10 @@ def test_after_a_check_that_failed_another_emulation_is_possible(monkeypatch: py
     assert place is not None
 
 
-def failed(end: float) -> places.Emulated:
+def failed(end: float) -> launcher.EmulatedLauncher:
     """Return a place whose network failed its check, or skip the test where there is no such network."""
     while True:
-        place = places.Emulated(TrainConfig(emulate=True, link="100mbit,1ms"))
+        place = launcher.EmulatedLauncher(TrainConfig(emulate=True, link="100mbit,1ms"))
         try:
             with place:
                 raise AssertionError("the check did not fail")
@@ -144,7 +144,7 @@ def test_a_comparison_that_ends_early_says_how_to_see_what_finished(
 
 @pytest.fixture
 def pipes() -> Iterator[list[int]]:
-    """Descriptors that a relay can wait for."""
+    """Descriptors that a router can wait for."""
     fds = [*os.pipe(), *os.pipe()]
     yield fds
     for fd in fds:
@@ -157,25 +157,25 @@ def test_drops_count_from_the_start_and_while_the_shape_is_on(
     dropped = [5, 0]
     monkeypatch.setattr(namespaces, "dropped", dropped.__getitem__)
     ranks = [RankNamespace(net, pipes[2 * net], {}) for net in range(2)]
-    relay = PacketRelay(ranks, [Profile()] * 2, seed=0, limit=1e-3)
+    router = PacketRouter(ranks, [Profile()] * 2, seed=0, limit=1e-3)
     try:
-        assert relay.state()["device_dropped"] == [0, 0]
+        assert router.state()["device_dropped"] == [0, 0]
         dropped[0] = 7
-        relay._lift(1)
+        router._lift(1)
         dropped[:] = [100, 100]
-        relay._lift(1)
+        router._lift(1)
         dropped[:] = [200, 200]
-        relay._lift(-1)
-        assert relay.state()["device_dropped"] == [2, 0]
+        router._lift(-1)
+        assert router.state()["device_dropped"] == [2, 0]
         dropped[:] = [300, 300]
-        relay._lift(-1)
+        router._lift(-1)
         dropped[1] = 301
-        assert relay.state()["device_dropped"] == [2, 1]
-        relay.restart()
-        assert relay.state()["device_dropped"] == [0, 0]
+        assert router.state()["device_dropped"] == [2, 1]
+        router.restart()
+        assert router.state()["device_dropped"] == [0, 0]
     finally:
-        relay._poll.close()
-        os.close(relay._timer.fileno())
+        router._poll.close()
+        os.close(router._timer.fileno())
 
 
 def test_a_run_whose_devices_dropped_packets_is_invalid(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -188,7 +188,7 @@ def test_a_run_whose_devices_dropped_packets_is_invalid(monkeypatch: pytest.Monk
     run = thinwire("emulate", "--link", "20mbit,5ms", "--no-check", "--json", "--", "true")
     assert run.exit_code == 4
     assert json.loads(run.stdout)["valid"] is False
-    assert "packets were lost because the relay did not read them in time (7 of them)" in run.stderr
+    assert "packets were lost because the router did not read them in time (7 of them)" in run.stderr
 
 
 # Links that no link is like.

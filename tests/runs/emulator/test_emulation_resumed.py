@@ -11,7 +11,7 @@ from emulation_runs import SMALL
 from launchers import Command, metrics, record, sentence, warm
 from run_records import write_run
 
-from thinwire.runs.records.schema import EMULATED, KERNEL, LinkInfo
+from thinwire.runs.records.run_record import EMULATED, KERNEL, LinkInfo
 from thinwire.runs.records.writer import RUN, write_json
 from thinwire.uses.kinds import load_run
 from thinwire.uses.training.run import resume

@@ -17,8 +17,8 @@ from emulated_lines import RECEIVER, SENDER, STREAM_IN, STREAM_OUT, trip
 from launchers import until
 
 from thinwire.links.shape import MTU, SEGMENT
-from thinwire.runs.emulator import check
-from thinwire.runs.emulator.check import DELAY_LIMIT, RATE_LIMIT, check_network
+from thinwire.runs.emulator import network_check
+from thinwire.runs.emulator.network_check import DELAY_LIMIT, RATE_LIMIT, check_network
 from thinwire.runs.emulator.session import Emulation
 from thinwire.types import InputError, MeasurementError
 
@@ -58,7 +58,7 @@ def test_the_check_sees_a_wrong_rate_and_a_wrong_delay(monkeypatch: pytest.Monke
     with emulation("20mbit,5ms") as net:
         good = net.check()
         assert good.congestion == "cubic" and len(good.links) == 1
-        monkeypatch.setattr(check, "PATIENCE", 1.0)  # no longer for what never comes right
+        monkeypatch.setattr(network_check, "PATIENCE", 1.0)  # no longer for what never comes right
         for wrong, words in (
             (replaced(net, 1.06, 0.0), "TCP carries"),
             (replaced(net, 1.0, 3e-3), "round trip"),

@@ -17,11 +17,11 @@ import pytest
 from emulated import emulation
 from launchers import until
 
-from thinwire.runs.emulator import orphans, relay_process
-from thinwire.runs.emulator.lateness import PacketLateness, fault
-from thinwire.runs.emulator.lift import CONTROL, lifted, rewind
+from thinwire.runs.emulator import process_cleanup, session
 from thinwire.runs.emulator.namespaces import QUEUE
-from thinwire.runs.emulator.relay_process import RelayProcess
+from thinwire.runs.emulator.session import RelayProcess
+from thinwire.runs.emulator.shaping_control import CONTROL, lifted, rewind
+from thinwire.runs.emulator.timing_error import PacketLateness, fault
 from thinwire.runs.ranks.commands import run_ranks
 from thinwire.types import MeasurementError
 
@@ -50,7 +50,7 @@ for _ in range(int(sys.argv[1])):
         (PacketLateness(10, 0.0011), 0.0, 0, "1.10 ms late on average, above the limit of 1.00 ms"),
         (PacketLateness(10, 0.0, seconds=100, late_seconds=6), 0.0, 0, "late in 6 of 100 seconds"),
         (PacketLateness(10, 0.0), 0.002, 0, "waited 2.00 ms for a processor"),
-        (PacketLateness(10, 0.0), 0.0, 1, "lost because the relay did not read them in time (1 of them)"),
+        (PacketLateness(10, 0.0), 0.0, 1, "lost because the router did not read them in time (1 of them)"),
     ],
 )
 def test_each_way_not_to_keep_time_is_a_fault(
@@ -62,7 +62,7 @@ def test_each_way_not_to_keep_time_is_a_fault(
 
 def test_a_command_that_deletes_its_device_ends_the_measurement() -> None:
     with emulation("100mbit,1ms") as net:
-        with suppress(MeasurementError):  # or it says that the relay, as it left, killed the ranks
+        with suppress(MeasurementError):  # or it says that the router, as it left, killed the ranks
             assert run_ranks(net, [sys.executable, "-c", DELETE]) is not None
         with pytest.raises(MeasurementError, match="device tun0 of rank 0 is gone"):
             net.state()
@@ -74,13 +74,13 @@ def test_what_a_device_drops_while_the_relay_is_held_up_is_counted() -> None:
     with emulation("100mbit,1ms") as net:
         assert net.state()["device_dropped"] == [0, 0]
         assert net._relay is not None
-        relay = net._relay._process.pid
-        os.kill(relay, signal.SIGSTOP)
+        router = net._relay._process.pid
+        os.kill(router, signal.SIGSTOP)
         flood = [sys.executable, "-c", FLOOD, str(2 * QUEUE)]
         try:
             assert net.popen(0, flood, os.environ | net.environment(0)).wait(120) == 0
         finally:
-            os.kill(relay, signal.SIGCONT)
+            os.kill(router, signal.SIGCONT)
         first, second = net.state()["device_dropped"]
         assert first >= QUEUE - 100 and second == 0
         with pytest.raises(MeasurementError, match="too busy to keep time"):
@@ -90,16 +90,16 @@ def test_what_a_device_drops_while_the_relay_is_held_up_is_counted() -> None:
 
 
 def test_a_late_answer_is_never_taken_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(relay_process, "ANSWER", 0.1)
+    monkeypatch.setattr(session, "ANSWER", 0.1)
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    relay = RelayProcess.__new__(RelayProcess)
-    relay._asking, relay._lost, relay._control = threading.Lock(), None, near
+    router = RelayProcess.__new__(RelayProcess)
+    router._asking, router._lost, router._control = threading.Lock(), None, near
     with near, far:
         with pytest.raises(MeasurementError, match="no answer"):
-            relay.ask("restart", clean=False)
+            router.ask("restart", clean=False)
         far.send(json.dumps({"start": 1.0}).encode())
         with pytest.raises(MeasurementError, match="no answer"):
-            relay.ask("state")
+            router.ask("state")
 
 
 @pytest.mark.parametrize("kind", ["closed", "file", "other socket", "no number"])
@@ -123,14 +123,14 @@ def test_processes_of_a_container_are_nobody_s_orphans() -> None:
     """Their mark names a process by the container's numbers."""
     if shutil.which("unshare") is None:
         pytest.skip("there is no unshare here")
-    variables = os.environ | {orphans.MARK: "999999999.1"}
+    variables = os.environ | {process_cleanup.MARK: "999999999.1"}
     argv = ["unshare", "--pid", "--fork", "--kill-child", "--", "sleep", "4321"]
     with subprocess.Popen(argv, env=variables) as outer, subprocess.Popen(argv[-2:], env=variables) as here:
         try:
             until(lambda: outer.poll() is not None or len(sleepers()) == 2, "both to run", 30)
             if outer.poll() is not None:
                 pytest.skip("this system does not let this user make a process namespace")
-            found = {o.pid for o in orphans.orphans()}
+            found = {o.pid for o in process_cleanup.orphans()}
             assert here.pid in found
             assert not found & (sleepers() - {here.pid})
         finally:

@@ -1,4 +1,4 @@
-"""Where the relay was late: exit code 4, and a record that says so, whichever command it was.
+"""Where the router was late: exit code 4, and a record that says so, whichever command it was.
 
 The network stands in for a real one: its ranks run where the test does, and it reports what lateness the test
 wants. So nothing here depends on how busy the machine is, or on what it allows. And the death of a rank
@@ -26,9 +26,9 @@ from run_records import write_run
 from texts import write_text
 
 from thinwire.runs.emulator import session
-from thinwire.runs.emulator.lateness import PacketLateness
 from thinwire.runs.emulator.path import Count, LineCounts, RankCounts
-from thinwire.runs.ranks import places
+from thinwire.runs.emulator.timing_error import PacketLateness
+from thinwire.runs.ranks import launcher
 
 LATE, IN_TIME = (
     PacketLateness(100, 0.05, 0.06, 0.07, 0.05, 3, 3),
@@ -44,7 +44,7 @@ if os.environ["RANK"] == "0":
 
 
 class StandIn(session.Emulation):
-    """An emulation that needs nothing of the system, with a relay as late as the test says."""
+    """An emulation that needs nothing of the system, with a router as late as the test says."""
 
     late: ClassVar[PacketLateness] = LATE
 
@@ -97,7 +97,7 @@ def test_a_run_s_record_is_invalid(late: bool, tmp_path: Path, monkeypatch: pyte
     """Its ranks, which only bring a finished record, stand in too: the launcher has the last word."""
     write_run(tmp_path / "made", "thinwire")
     monkeypatch.setenv("MADE", str(tmp_path / "made"))
-    monkeypatch.setattr(places, "_command", lambda *_: [sys.executable, "-c", RANK])
+    monkeypatch.setattr(launcher, "_command", lambda *_: [sys.executable, "-c", RANK])
     text = write_text(tmp_path / "text.txt")
     small = ("--model", "gpt2-lab", "--batch", 4, "--microbatches", 2, "--seq", 32, "--steps", 2, "--quiet")
     place = ("--data", text, "--out", tmp_path / "out", "--emulate", "--link", "20mbit,5ms")

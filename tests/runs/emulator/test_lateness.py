@@ -7,8 +7,8 @@ import struct
 import pytest
 
 from thinwire.links.shape import SEGMENT
-from thinwire.runs.emulator.lateness import LatenessMeter, limit
 from thinwire.runs.emulator.packets import HEADER, cut, destination, on_the_wire
+from thinwire.runs.emulator.timing_error import LatenessMeter, limit
 from thinwire.runs.ranks.supervise import RankFailure
 
 

@@ -206,7 +206,7 @@ def test_no_window_of_a_downlink_holds_more_than_its_rate(traffic: tuple[list[Pr
 @settings(deadline=None)
 @given(traffic())
 def test_when_it_is_called_changes_nothing(traffic: tuple[list[Profile], list[Offer]]) -> None:
-    """A relay that is late delivers late, but computes the same due times."""
+    """A router that is late delivers late, but computes the same due times."""
     links, offers = traffic
     punctual = run(network(links), offers)
     late = network(links)

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from thinwire.cli.emulate import _show
-from thinwire.runs.machine import processes
+from thinwire.runs.machine import interrupts
 from thinwire.runs.ranks.commands import run_ranks
 
 SAVER = """
@@ -71,8 +71,8 @@ def test_a_second_interrupt_ends_commands_at_once(tmp_path: Path, monkeypatch: p
             raise KeyboardInterrupt
         time.sleep(seconds)
 
-    monkeypatch.setattr(processes, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
-    monkeypatch.setattr(processes, "GRACE", 120.0)
+    monkeypatch.setattr(interrupts, "time", SimpleNamespace(monotonic=time.monotonic, sleep=sleep))
+    monkeypatch.setattr(interrupts, "GRACE", 120.0)
     with pytest.raises(KeyboardInterrupt):
         run_ranks(net, [sys.executable, "-c", SAVER])
     assert [p.returncode for p in net.started] == [-signal.SIGKILL] * 2

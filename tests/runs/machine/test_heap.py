@@ -9,13 +9,13 @@ from pathlib import Path
 import pytest
 from launchers import warm
 
-from thinwire.runs.machine import heap
+from thinwire.runs.machine import processor
 
 # Blocks of 64 MB, as steps free and take them: the pages of the last turn, out of 16384. Aligned ones need
 # some turns until what is free has merged.
 FAULTS = """
 import resource, sys
-from thinwire.runs.machine.heap import keep_freed
+from thinwire.runs.machine.processor import keep_freed
 if "keep" in sys.argv:
     assert keep_freed()
 import torch
@@ -32,7 +32,7 @@ glibc = pytest.mark.skipif(platform.libc_ver()[0] != "glibc", reason="another C 
 def test_a_block_that_was_freed_is_taken_again_as_it_is(tmp_path: Path) -> None:
     if os.sysconf("SC_PAGE_SIZE") != 4096:
         pytest.skip("pages of another size than 4 KiB")
-    if any(name.startswith(heap.CHOSEN) for name in os.environ):
+    if any(name.startswith(processor.CHOSEN) for name in os.environ):
         pytest.skip("the environment chooses how memory is to be had")
     script = tmp_path / "faults.py"
     script.write_text(FAULTS)
@@ -48,16 +48,16 @@ def test_a_block_that_was_freed_is_taken_again_as_it_is(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", ["MALLOC_ARENA_MAX", "MALLOC_CONF", "LD_PRELOAD", "GLIBC_TUNABLES"])
 def test_who_has_chosen_an_allocator_keeps_it(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     monkeypatch.setenv(name, "1")
-    assert not heap.keep_freed()
+    assert not processor.keep_freed()
 
 
 def test_another_c_library_is_left_alone(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in list(os.environ):
-        if name.startswith(heap.CHOSEN):
+        if name.startswith(processor.CHOSEN):
             monkeypatch.delenv(name)
 
     def missing(name: str) -> None:
         raise OSError(f"{name}: cannot open shared object file")
 
-    monkeypatch.setattr(heap.ctypes, "CDLL", missing)
-    assert not heap.keep_freed()
+    monkeypatch.setattr(processor.ctypes, "CDLL", missing)
+    assert not processor.keep_freed()

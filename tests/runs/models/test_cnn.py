@@ -9,11 +9,11 @@ import torch
 from safetensors.torch import load_file
 from torch import nn
 
-from thinwire.runs.data.images import IMAGES, load_fashion
-from thinwire.runs.data.loss import BatchLoss
+from thinwire.runs.data.fashion import IMAGES, load_fashion
+from thinwire.runs.data.task import BatchLoss
 from thinwire.runs.models.cnn import CNN, CnnConfig, build_cnn
 from thinwire.runs.models.folder import finish_model, save_stage
-from thinwire.runs.models.source import resolve_model
+from thinwire.runs.models.model_source import resolve_model
 from thinwire.types import InputError
 from thinwire.uses.training.run.options import TrainConfig
 from thinwire.uses.training.run.stepper import make_optimiser

@@ -22,7 +22,7 @@ from thinwire.runs.models.cuts import (
     measured_costs,
     stage_costs,
 )
-from thinwire.runs.models.source import ModelSource
+from thinwire.runs.models.model_source import ModelSource
 from thinwire.runs.models.split import build_stage
 from thinwire.runs.ranks.world import World
 from thinwire.types import InputError

@@ -6,7 +6,7 @@ from torch import nn
 
 from thinwire.runs.models.dropout import SampleDropout, SampleIds, seed_dropout
 from thinwire.runs.models.lora import add_adapters
-from thinwire.runs.models.source import ModelSource
+from thinwire.runs.models.model_source import ModelSource
 from thinwire.runs.models.split import build_stage
 from thinwire.types import InputError, ThinwireError
 

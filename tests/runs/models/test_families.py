@@ -10,11 +10,11 @@ from texts import write_text
 from tiny_models import CONFIGS, IDS, even, make_config, make_source, run, save_unsplit, transformers
 
 from thinwire.files.checkpoint import INDEX, SINGLE, read_checkpoint
-from thinwire.runs.data.loss import next_token_loss
-from thinwire.runs.models import source as sources
+from thinwire.runs.data.task import next_token_loss
+from thinwire.runs.models import model_source as sources
 from thinwire.runs.models.folder import finish_model, save_stage
 from thinwire.runs.models.lora import add_adapters, merged
-from thinwire.runs.models.source import model_config, resolve_model
+from thinwire.runs.models.model_source import model_config, resolve_model
 from thinwire.runs.models.split import build_stage
 from thinwire.runs.models.trial import check_split
 from thinwire.types import InputError

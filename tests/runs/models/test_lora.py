@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from texts import write_text
 
 from tests.runs.models.test_models import IDS, even, make_config, make_source, run, save_unsplit, whole_logits
-from thinwire.runs.data.loss import next_token_loss
+from thinwire.runs.data.task import next_token_loss
 from thinwire.runs.models import lora
 from thinwire.runs.models.folder import (
     finish_adapters,
@@ -22,7 +22,7 @@ from thinwire.runs.models.folder import (
     save_adapters,
     save_stage,
 )
-from thinwire.runs.models.source import ModelSource
+from thinwire.runs.models.model_source import ModelSource
 from thinwire.runs.models.split import build_stage
 from thinwire.types import InputError, MissingExtra
 

@@ -16,9 +16,9 @@ from tiny_models import (
     whole_logits,
 )
 
-from thinwire.runs.data.loss import next_token_loss
+from thinwire.runs.data.task import next_token_loss
 from thinwire.runs.models.folder import finish_model, save_stage, shard_name
-from thinwire.runs.models.source import resolve_model
+from thinwire.runs.models.model_source import resolve_model
 from thinwire.runs.models.split import build_stage
 from thinwire.types import InputError
 

@@ -21,14 +21,14 @@ from tiny_models import (
 
 from thinwire.runs.data.corpus import Corpus
 from thinwire.runs.data.documents import Document
-from thinwire.runs.data.loss import next_token_loss
+from thinwire.runs.data.task import next_token_loss
+from thinwire.runs.models import model_source as models
 from thinwire.runs.models import smollm
-from thinwire.runs.models import source as models
 from thinwire.runs.models.cuts import counted_costs, cut_layers
-from thinwire.runs.models.source import ModelSource, resolve_model
+from thinwire.runs.models.model_source import ModelSource, resolve_model
 from thinwire.runs.models.split import build_stage
 from thinwire.runs.models.tokenizer import tokenise, trained_bpe
-from thinwire.runs.models.weights import Weights
+from thinwire.runs.models.weight_loading import WeightFolder
 from thinwire.types import InputError
 
 pytestmark = pytest.mark.usefixtures("own_cache")
@@ -187,11 +187,11 @@ def test_broken_weights_are_refused(tmp_path):
         build_stage(make_source(deeper, tmp_path), even(5, 1), 0)
     (tmp_path / "model.safetensors").write_bytes(b"garbage" * 10)
     with pytest.raises(InputError, match="cannot read weights"):
-        Weights(tmp_path)
+        WeightFolder(tmp_path)
     (tmp_path / "model.safetensors").unlink()
     (tmp_path / "model.safetensors.index.json").write_text("[1, 2]")
     with pytest.raises(InputError, match="not a safetensors index"):
-        Weights(tmp_path)
+        WeightFolder(tmp_path)
 
 
 def test_smollm2_without_its_package_names_the_remedy(monkeypatch):

@@ -15,8 +15,8 @@ from safetensors.torch import load_file, save_file
 from texts import write_text
 
 from thinwire.files.checkpoint import INDEX, SINGLE
-from thinwire.runs.models.source import ModelSource
-from thinwire.runs.models.weights import Weights
+from thinwire.runs.models.model_source import ModelSource
+from thinwire.runs.models.weight_loading import WeightFolder
 
 TENSORS = {
     "wide": torch.arange(300 * 500, dtype=torch.float32).view(300, 500),
@@ -42,15 +42,16 @@ def folder(place: Path, tensors: dict[str, torch.Tensor], parts: int = 1) -> Pat
 
 
 def test_copies_have_one_digest_also_in_other_files(tmp_path: Path) -> None:
-    first = Weights(folder(tmp_path / "a", TENSORS)).digest()
-    assert first == Weights(folder(tmp_path / "b", TENSORS, parts=3)).digest()
+    first = WeightFolder(folder(tmp_path / "a", TENSORS)).digest()
+    assert first == WeightFolder(folder(tmp_path / "b", TENSORS, parts=3)).digest()
 
 
 @pytest.mark.parametrize("name", [name for name, t in TENSORS.items() if t.numel()])
 def test_training_shows_in_whichever_tensor_it_changed(tmp_path: Path, name: str) -> None:
     changed = TENSORS | {name: TENSORS[name] + 1}
     assert (
-        Weights(folder(tmp_path / "a", TENSORS)).digest() != Weights(folder(tmp_path / "b", changed)).digest()
+        WeightFolder(folder(tmp_path / "a", TENSORS)).digest()
+        != WeightFolder(folder(tmp_path / "b", changed)).digest()
     )
 
 
@@ -66,7 +67,8 @@ def test_training_shows_in_whichever_tensor_it_changed(tmp_path: Path, name: str
 )
 def test_shapes_types_and_names_count(tmp_path: Path, other: dict[str, torch.Tensor]) -> None:
     assert (
-        Weights(folder(tmp_path / "a", TENSORS)).digest() != Weights(folder(tmp_path / "b", other)).digest()
+        WeightFolder(folder(tmp_path / "a", TENSORS)).digest()
+        != WeightFolder(folder(tmp_path / "b", other)).digest()
     )
 
 

@@ -16,11 +16,11 @@ import pytest
 from typer.testing import CliRunner
 
 from thinwire.cli.app import app
-from thinwire.runs.records.holding import LOCK, holding
+from thinwire.runs.records.folder_lock import LOCK, holding
 from thinwire.types import InputError
 
 KEEP = (
-    "import sys, time; from thinwire.runs.records.holding import holding\n"
+    "import sys, time; from thinwire.runs.records.folder_lock import holding\n"
     "with holding(sys.argv[1]): print('held', flush=True); time.sleep(600)"
 )
 RANK = {"RANK": "0", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": "1"}

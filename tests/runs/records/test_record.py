@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 from run_records import metrics_of, record_of, write_run
 
-from thinwire.runs.records.schema import RecipeText
+from thinwire.runs.records.run_record import RecipeText
 from thinwire.runs.records.writer import METRICS, RUN, RunWriter, read_metrics, write_json
 from thinwire.types import InputError
 from thinwire.uses.kinds import load_run
@@ -46,7 +46,7 @@ def test_readable_after_sigkill(tmp_path: Path):
     code = (
         "import sys, time; sys.path.insert(0, sys.argv[2])\n"
         "from run_records import metrics_of\n"
-        "from thinwire.runs.records.schema import RecipeText\n"
+        "from thinwire.runs.records.run_record import RecipeText\n"
         "from thinwire.runs.records.writer import RunWriter\n"
         "from thinwire.uses.training.run.record import TrainRecord\n"
         "w = RunWriter(sys.argv[1], TrainRecord(recipe=RecipeText('fp32')))\n"

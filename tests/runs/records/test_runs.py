@@ -11,8 +11,8 @@ import pytest
 from reported import printed
 from run_records import write_run
 
-from thinwire.runs.records.runs import Run, slug, unequal
-from thinwire.runs.records.schema import RecipeText
+from thinwire.runs.records.finished_runs import Run, slug, unequal
+from thinwire.runs.records.run_record import RecipeText
 from thinwire.runs.records.writer import COMPARE
 from thinwire.runs.report.page import report_html
 from thinwire.types import InputError

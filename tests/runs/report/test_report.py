@@ -12,9 +12,9 @@ import pytest
 from reported import page_of, printed
 from run_records import write_run
 
-from thinwire.runs.records.runs import Run, slug, unequal
-from thinwire.runs.records.schema import EMULATED, KERNEL
-from thinwire.runs.report import drawing
+from thinwire.runs.records.finished_runs import Run, slug, unequal
+from thinwire.runs.records.run_record import EMULATED, KERNEL
+from thinwire.runs.report import plotting
 from thinwire.runs.report.page import write_report
 from thinwire.uses.kinds import load_runs, show_of
 from thinwire.uses.training.run import cards
@@ -260,7 +260,7 @@ def test_report_of_long_runs_hostile_names_and_three_stages(tmp_path: Path):
     text = page_of(runs)
     parsed(text)
     assert "<b>$a" not in text
-    assert len(set(drawing.series_order(runs))) == 10
+    assert len(set(plotting.series_order(runs))) == 10
 
 
 def test_step_parts_add_up_to_the_step(compared: Path):

@@ -8,8 +8,50 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
+from torch.nn.functional import cross_entropy
 
-from thinwire.runs.data import packing
+from thinwire.types import InputError, require
+
+UNLEARNT = -100  # a target without loss, as in PyTorch
+
+
+def pack(tokens: Tensor, seq: int) -> Tensor:
+    """Cut ``tokens`` [T] into blocks [N, seq + 1]; the row number is the sample id for the run.
+
+    Packed once: the same words behind another prefix give other activations, so packing anew every epoch
+    would leave no delta to send. Blocks overlap by one token, so that every token but the first is a target.
+    A token that is not to be learnt is there as its complement; a block with no other target is left out.
+
+    >>> pack(torch.tensor([0, 1, 2, 3, ~4, ~5, ~6, ~7, 8, 9]), 3).tolist()
+    [[0, 1, 2, 3], [-7, -8, 8, 9]]
+    """
+    require(seq > 0, InputError, f"a block of {seq} tokens is empty; use a larger --seq")
+    n = (len(tokens) - 1) // seq
+    require(n > 0, InputError, f"data has {len(tokens)} tokens, one block needs {seq + 1}; use a longer text")
+    blocks = tokens[: n * seq + 1].unfold(0, seq + 1, seq)  # a view: what is kept is the one copy
+    kept = blocks[(blocks[:, 1:] >= 0).any(1)].to(torch.int64)
+    require(len(kept) > 0, InputError, f"no block of {seq} tokens has one to learn; use longer texts")
+    return kept
+
+
+def inputs(blocks: Tensor) -> Tensor:
+    """Return the token ids [B, L] that go into the model, of blocks [B, L + 1] as ``pack`` makes them.
+
+    >>> inputs(torch.tensor([[~4, 5, 6]])).tolist()
+    [[4, 5]]
+    """
+    tokens = blocks[:, :-1]
+    return torch.where(tokens < 0, ~tokens, tokens)
+
+
+def targets(blocks: Tensor) -> Tensor:
+    """Return the token [B, L] to be predicted after each input; ``UNLEARNT`` for a prompt's.
+
+    >>> targets(torch.tensor([[0, ~5, 6]])).tolist()
+    [[-100, 6]]
+    """
+    tokens = blocks[:, 1:]
+    return torch.where(tokens < 0, UNLEARNT, tokens)
 
 
 @dataclass(frozen=True)
@@ -45,4 +87,54 @@ def language(seq: int, width: int, vocabulary: int) -> Task:
     >>> language(3, 8, 100).inputs(torch.tensor([[5, 6, 7, 8]])).tolist()
     [[5, 6, 7]]
     """
-    return Task(packing.inputs, packing.targets, seq + 1, torch.int64, (seq, width), (seq, vocabulary))
+    return Task(inputs, targets, seq + 1, torch.int64, (seq, width), (seq, vocabulary))
+
+
+def next_token_loss(logits: Tensor, targets: Tensor) -> Tensor:
+    """Return the mean cross-entropy in nats a token over the targets that are to be learnt.
+
+    ``logits`` [B, L, V], ``targets`` [B, L] already shifted by one; or [B, V] and [B], of a class a sample.
+    Computed in float32 whatever the dtype of the logits: bfloat16 has too few bits for a sum over the
+    vocabulary.
+
+    >>> import torch
+    >>> next_token_loss(torch.zeros(1, 3, 4), torch.tensor([[0, 3, UNLEARNT]]))
+    tensor(1.3863)
+    """
+    return cross_entropy(logits.float().flatten(0, -2), targets.flatten(), ignore_index=UNLEARNT)
+
+
+class BatchLoss:
+    """The loss of micro-batches by their share of a batch's targets.
+
+    Where prompts leave micro-batches unequally much to learn, the mean of their own means would count a token
+    for more the fewer there are beside it. The mean of these is the mean over the batch.
+
+    >>> import torch
+    >>> targets = torch.tensor([[0, 1], [2, UNLEARNT]])
+    >>> logits = torch.eye(4)[torch.tensor([[0, 1], [0, 0]])]
+    >>> of_micro_batch = BatchLoss()
+    >>> of_micro_batch.begin(targets, 2)
+    >>> parts = [of_micro_batch(logits[k : k + 1], targets[k : k + 1]) for k in range(2)]
+    >>> torch.allclose(sum(parts) / 2, next_token_loss(logits, targets))
+    True
+    """
+
+    def __init__(self, accuracy: bool = False) -> None:
+        self.right = 0  # targets of the batch with the largest logit; counted where ``accuracy`` is asked for
+        self._accuracy = accuracy
+        self._usual = 0.0  # targets in a micro-batch, on average
+
+    def begin(self, targets: Tensor, microbatches: int) -> None:
+        """Name the targets [B, L] of the coming batch."""
+        self.right, self._usual = 0, learnt(targets) / microbatches
+
+    def __call__(self, logits: Tensor, targets: Tensor) -> Tensor:
+        if self._accuracy:
+            self.right += int((logits.argmax(-1) == targets).sum())
+        return next_token_loss(logits, targets) * (learnt(targets) / self._usual)
+
+
+def learnt(targets: Tensor) -> int:
+    """Return how many targets are to be learnt."""
+    return int((targets != UNLEARNT).sum())

@@ -1,4 +1,4 @@
-"""The relay's first steps: be the only one, and get the right to make networks. Then become the relay.
+"""The router's first steps: be the only one, and get the right to make networks. Then become the router.
 
 Run as ``python -m thinwire.runs.emulator.isolation CONTROL``. Only a process with one thread may enter a user
 namespace, and importing numpy or torch starts more of them. So this module imports nothing of the kind.
@@ -14,22 +14,22 @@ from pathlib import Path
 
 from thinwire.runs.emulator.syscalls import CLONE_NEWNET, CLONE_NEWUSER, INSTEAD, TUN, unshare
 
-ONLY_ONE = "\0thinwire-emulation"  # an abstract address, which the kernel frees when the relay ends
+ONLY_ONE = "\0thinwire-emulation"  # an abstract address, which the kernel frees when the router ends
 
 
-class Refusal(Exception):
+class IsolationRefused(Exception):
     """Why there can be no emulation: one sentence, which the owner raises as an ``InputError``."""
 
 
 def claim() -> socket.socket:
-    """Be the only emulation of this machine, for as long as the socket is open. Errors: ``Refusal``."""
+    """Be the only emulation of this machine, while the socket is open. Errors: ``IsolationRefused``."""
     lock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         lock.bind(ONLY_ONE)
         lock.listen(1 << 10)  # who asks for this process's number stays in the queue
     except OSError as e:
         with lock:
-            raise Refusal(
+            raise IsolationRefused(
                 f"another emulation is running here{_holder(lock)}, and two would spoil each other's times; "
                 "wait for its end"
             ) from e
@@ -47,17 +47,19 @@ def _holder(probe: socket.socket) -> str:
 
 
 def require_tun() -> None:
-    """Raise ``Refusal`` unless this user may open the TUN device."""
+    """Raise ``IsolationRefused`` unless this user may open the TUN device."""
     try:
         os.close(os.open(TUN, os.O_RDWR))
     except OSError as e:
-        raise Refusal(f"cannot open {TUN} ({e.strerror}); load the module tun, run as root, {INSTEAD}") from e
+        raise IsolationRefused(
+            f"cannot open {TUN} ({e.strerror}); load the module tun, run as root, {INSTEAD}"
+        ) from e
 
 
 def isolate() -> bool:
     """Get the right to make network namespaces; return whether that took a user namespace.
 
-    In one, this user keeps its name and number. Errors: ``Refusal`` where the system allows neither.
+    In one, this user keeps its name and number. Errors: ``IsolationRefused`` where the system allows neither.
     """
     uid, gid = os.getuid(), os.getgid()
     try:
@@ -71,7 +73,7 @@ def isolate() -> bool:
         Path("/proc/self/uid_map").write_text(f"{uid} {uid} 1", "utf-8")
         Path("/proc/self/gid_map").write_text(f"{gid} {gid} 1", "utf-8")
     except OSError as e:
-        raise Refusal(
+        raise IsolationRefused(
             f"this system lets neither this user nor a user namespace make networks ({e.strerror}); "
             f"run as root, {INSTEAD}"
         ) from e
@@ -79,17 +81,17 @@ def isolate() -> bool:
 
 
 def main() -> None:
-    """Get ready, and be the relay until its end."""
+    """Get ready, and be the router until its end."""
     control = socket.socket(fileno=int(sys.argv[1]))
     orders = json.load(sys.stdin)
     try:
         require_tun()
         with claim():
             user = isolate()
-            from thinwire.runs.emulator.relay import serve
+            from thinwire.runs.emulator.router import serve
 
             serve(control, orders, user)
-    except Refusal as e:
+    except IsolationRefused as e:
         control.send(json.dumps({"error": "InputError", "text": str(e)}).encode())
 
 

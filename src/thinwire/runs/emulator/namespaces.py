@@ -1,9 +1,9 @@
 """One network namespace a rank, with a TUN device in it, held by descriptors alone.
 
-Nothing gets a name in the file system: when the relay and the processes inside are gone, however they ended,
-the kernel removes devices and namespaces. Only the relay's process calls this; it has one thread.
+Nothing gets a name in the file system: when the router and the processes inside are gone, however they ended,
+the kernel removes devices and namespaces. Only the router's process calls this; it has one thread.
 
-Segmentation offload is the trick that makes a relay in Python fast enough: TCP cuts segments for an MTU of
+Segmentation offload is the trick that makes a router in Python fast enough: TCP cuts segments for an MTU of
 1500 bytes as ever, but hands over up to 64 KiB of them in one piece.
 """
 
@@ -21,7 +21,7 @@ from thinwire.runs.emulator.syscalls import CLONE_NEWNET, INSTEAD, TUN, setns, u
 from thinwire.types import InputError
 
 DEVICE = "tun0"
-QUEUE = 4000  # packets that the device holds while the relay is busy
+QUEUE = 4000  # packets that the device holds while the router is busy
 BUFFER = 1 << 28  # bytes a socket may hold: a long, fast link has tens of megabytes under way
 SYSCTLS = {  # written where the system allows it; what counts is what is read back
     "net.ipv4.tcp_wmem": f"4096 16384 {BUFFER}",

@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import dataclasses
 import importlib.util
+import json
 import os
 import platform
 import secrets
@@ -20,27 +21,31 @@ import signal
 import socket
 import subprocess
 import sys
+import tempfile
+import threading
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
+from thinwire import types
 from thinwire.links.profile import Profile, one_way
 from thinwire.links.shape import MTU
-from thinwire.runs.emulator import enter
-from thinwire.runs.emulator.check import CheckResult, check_network
-from thinwire.runs.emulator.lateness import PacketLateness, fault, limit
+from thinwire.runs.emulator import namespace_entry
 from thinwire.runs.emulator.namespaces import DEVICE, address
-from thinwire.runs.emulator.orphans import MARK, mark
+from thinwire.runs.emulator.network_check import CheckResult, check_network
 from thinwire.runs.emulator.path import Count, LineCounts, RankCounts
-from thinwire.runs.emulator.relay_process import RelayProcess
+from thinwire.runs.emulator.process_cleanup import MARK, mark
 from thinwire.runs.emulator.syscalls import INSTEAD
-from thinwire.runs.machine.processes import stop
+from thinwire.runs.emulator.timing_error import PacketLateness, fault, limit
+from thinwire.runs.machine.interrupts import stop
 from thinwire.runs.machine.processor import cores
 from thinwire.types import InputError, MeasurementError, MissingExtra, ThinwireError, require
 
 RANKS = range(2, 17)
 PORT = 29500  # torchrun's default; every emulation has it for itself
+START = 60.0  # seconds for the router to come up on a busy machine
+ANSWER = 10.0  # seconds for it to answer, or to end
 
 
 def check_ranks(ranks: int) -> None:
@@ -56,14 +61,14 @@ class Emulation:
     """A network of ``len(profiles)`` ranks, each in a namespace, from ``with`` to the end of the block.
 
     Errors: ``InputError`` where the system does not allow it or another emulation is running here;
-    ``MissingExtra`` without pyroute2; ``MeasurementError`` if the relay ends before its time.
+    ``MissingExtra`` without pyroute2; ``MeasurementError`` if the router ends before its time.
     """
 
     def __init__(self, profiles: Sequence[Profile], congestion: str = "cubic", seed: int = 0) -> None:
         check_ranks(len(profiles))
         self.profiles, self.congestion, self.seed = tuple(profiles), congestion, seed
         self._token = os.environ.get("THINWIRE_TOKEN") or secrets.token_hex(16)
-        self._relay: RelayProcess | None = None
+        self._router: RouterProcess | None = None
         self._lost: ThinwireError | None = None
         self._setup: dict[str, Any] = {}
         self._commands: list[subprocess.Popen[Any]] = []
@@ -80,7 +85,7 @@ class Emulation:
     def __enter__(self) -> Emulation:
         require_possible()
         self._load = os.getloadavg()[0]
-        self._relay = RelayProcess(
+        self._router = RouterProcess(
             {
                 "profiles": [dataclasses.asdict(p) for p in self.profiles],
                 "congestion": self.congestion,
@@ -88,7 +93,7 @@ class Emulation:
                 "limit": self.limit,
             }
         )
-        self._setup = self._relay.setup
+        self._setup = self._router.setup
         return self
 
     def __exit__(
@@ -126,10 +131,10 @@ class Emulation:
         It has the whole of ``env`` (by default this process's environment) and ends with the thread that
         starts it, or with the block. Errors: ``InputError`` for a command that is not there.
         """
-        relay, variables = self._running(), dict(os.environ if env is None else env)
+        router, variables = self._running(), dict(os.environ if env is None else env)
         find_command(argv, variables.get("PATH"))
-        net, user = relay.namespaces[rank], relay.user
-        start = [sys.executable, "-I", "-S", str(Path(enter.__file__).resolve())]
+        net, user = router.namespaces[rank], router.user
+        start = [sys.executable, "-I", "-S", str(Path(namespace_entry.__file__).resolve())]
         start += [str(net), str(user), str(os.getpid())]
         options["pass_fds"] = [*options.get("pass_fds", ()), net, *([user] if user >= 0 else [])]
         process = subprocess.Popen([*start, *argv], env=variables | {MARK: mark(os.getpid())}, **options)
@@ -174,11 +179,11 @@ class Emulation:
         return result
 
     def require_alive(self) -> None:
-        """Raise ``MeasurementError`` if the relay has ended, and the network with it."""
+        """Raise ``MeasurementError`` if the router has ended, and the network with it."""
         self._running().require_alive()
 
     def state(self) -> dict[str, Any]:
-        """Return counters, lateness and the relay's processor use since it last began anew, as JSON values.
+        """Return counters, lateness and the router's processor use since it last began anew, as JSON values.
 
         After the block: as they were at its end.
         """
@@ -227,19 +232,19 @@ class Emulation:
     def close(self) -> None:
         """End the commands, then the network; what it measured stays readable."""
         stop(self._commands, signal.SIGTERM)
-        if self._relay is None:
+        if self._router is None:
             return
         try:
-            self._last = self._relay.ask("stop")
+            self._last = self._router.ask("stop")
         except ThinwireError as e:  # it ended before its time; whoever asks for its state will be told
             self._lost = e
-        self._relay.close()
-        self._relay = None
+        self._router.close()
+        self._router = None
 
-    def _running(self) -> RelayProcess:
-        if self._relay is None:
+    def _running(self) -> RouterProcess:
+        if self._router is None:
             raise self._lost or ThinwireError("the emulation is not open; use it in a with statement")
-        return self._relay
+        return self._router
 
 
 def require_possible() -> None:
@@ -259,3 +264,99 @@ def find_command(argv: Sequence[str], path: str | None = None) -> str:
 
 def _line(values: dict[str, dict[str, int]]) -> LineCounts:
     return LineCounts(**{name: Count(**count) for name, count in values.items()})
+
+
+class RouterProcess:
+    """A running router: ``setup`` is what it has built, ``namespaces`` and ``user`` are descriptors of it.
+
+    Errors: ``InputError`` where the system does not allow what ``orders`` ask for; ``MeasurementError``
+    if the router ends before its time.
+    """
+
+    def __init__(self, orders: dict[str, Any]) -> None:
+        self._asking = threading.Lock()
+        self._lost: ThinwireError | None = None  # why it is not to be asked any more
+        self._control, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        with theirs, tempfile.TemporaryFile("w+") as stdin:  # a file: a long trace would fill a pipe
+            json.dump(orders | {"owner": os.getpid()}, stdin)
+            stdin.seek(0)
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", "thinwire.runs.emulator.isolation", str(theirs.fileno())],
+                stdin=stdin,
+                stdout=subprocess.DEVNULL,
+                env=os.environ | {MARK: mark(os.getpid())},
+                pass_fds=[theirs.fileno()],
+                start_new_session=True,  # a Ctrl-C is for the commands; they may need the network to end well
+            )
+        ranks = len(orders["profiles"])
+        try:
+            self.setup, held = self._receive(START, ranks + 1)
+        except BaseException:
+            self.close()
+            raise
+        self.namespaces, self.user = held[:ranks], (held[ranks:] or [-1])[0]
+
+    def ask(self, what: str, **more: Any) -> dict[str, Any]:
+        """Return the router's answer to a request."""
+        return self._exchange(what, 0, more)[0]
+
+    def socket(self, rank: int) -> socket.socket:
+        """Return a new TCP socket in a rank's namespace."""
+        _, fds = self._exchange("socket", 1, {"rank": rank})
+        return socket.socket(fileno=fds[0])
+
+    def require_alive(self) -> None:
+        """Raise ``MeasurementError`` if the router has ended, with its last words."""
+        if self._process.poll() is not None:
+            with self._asking:
+                self._receive(ANSWER, 0)
+
+    def close(self) -> None:
+        """Let go of the router, which then ends, and with it the network; wait for that."""
+        self._control.close()
+        try:
+            self._process.wait(ANSWER)
+        except subprocess.TimeoutExpired:
+            self._process.kill()
+            self._process.wait()
+        for fd in (*getattr(self, "namespaces", ()), getattr(self, "user", -1)):
+            if fd >= 0:
+                os.close(fd)
+        self.namespaces, self.user = [], -1
+
+    def _exchange(self, what: str, fds: int, more: dict[str, Any]) -> tuple[dict[str, Any], list[int]]:
+        with self._asking:  # ranks ask too, on threads of the launcher's
+            if self._lost is not None:  # a late answer would be taken for that to the next request
+                raise self._lost
+            try:
+                self._control.send(json.dumps({"ask": what} | more).encode())
+            except OSError:  # it is gone, which the next lines report
+                pass
+            return self._receive(ANSWER, fds)
+
+    def _receive(self, patience: float, fds: int) -> tuple[dict[str, Any], list[int]]:
+        try:
+            return self._read(patience, fds)
+        except ThinwireError as e:
+            self._lost = self._lost or e
+            raise self._lost from None
+
+    def _read(self, patience: float, fds: int) -> tuple[dict[str, Any], list[int]]:
+        self._control.settimeout(patience)
+        try:
+            message, held, _, _ = socket.recv_fds(self._control, 1 << 20, fds)
+        except TimeoutError as e:
+            raise MeasurementError(f"the emulator's router gave no answer for {patience:g} s") from e
+        except ConnectionError:
+            message, held = b"", []
+        if not message:
+            raise MeasurementError(_gone(self._process.wait(ANSWER)))
+        said: dict[str, Any] = json.loads(message)
+        if "error" in said:
+            raise getattr(types, said["error"], ThinwireError)(said["text"])
+        return said, held
+
+
+def _gone(code: int) -> str:
+    how = f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
+    return f"the emulator's router ended {how}, so what was measured is not valid"

@@ -5,16 +5,21 @@ from __future__ import annotations
 import math
 import os
 import signal
+import subprocess
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
 from time import monotonic
 from types import FrameType
+from typing import Any
 
 ASKING = ("SIGTERM", "SIGHUP")  # docker stop, SLURM, timeout, torchrun; a terminal that goes away
 SOON = 0.05  # seconds until a signal that came at a bad time comes again
 TWICE = 1.0  # seconds: timeout tells a process twice, and the second must not break off its closing
+GRACE = 10.0  # seconds to end by oneself once asked to
+POLL = 0.05  # seconds
 
 
 @contextmanager
@@ -89,3 +94,24 @@ def _in_destructor(frame: FrameType | None) -> bool:
     while frame is not None and frame.f_code.co_name != "__del__":
         frame = frame.f_back
     return frame is not None
+
+
+def stop(processes: Sequence[subprocess.Popen[Any]], *asking: signal.Signals) -> None:
+    """Send the signals in turn, until all have ended; kill what has not in time, or at an interrupt."""
+    try:
+        for number in asking:
+            for p in processes:
+                p.send_signal(number)  # which spares those that have ended
+                if hasattr(signal, "SIGCONT"):  # one that is frozen would not hear it
+                    p.send_signal(signal.SIGCONT)
+            end = time.monotonic() + GRACE
+            while None in [p.poll() for p in processes] and time.monotonic() < end:
+                time.sleep(POLL)
+    finally:
+        for p in processes:
+            p.kill()
+        for p in processes:
+            p.wait()
+            if p.stdin is not None:
+                with suppress(OSError):  # something that it did not read
+                    p.stdin.close()

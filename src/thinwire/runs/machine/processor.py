@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import platform
 import sys
@@ -11,6 +12,9 @@ from typing import Any
 import thinwire
 
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "pyzmq", "zstandard")
+TRIM_THRESHOLD, MMAP_MAX = -1, -4  # malloc.h
+NEVER, NONE = -1, 0
+CHOSEN = ("MALLOC_", "GLIBC_TUNABLES", "LD_PRELOAD")  # by these a user has said how memory is to be had
 
 
 def cores() -> int:
@@ -137,3 +141,25 @@ def environment(asked_dtype: str, threads: int) -> dict[str, Any]:
         "dtype_reason": reason,
         "threads": threads,
     }
+
+
+def keep_freed() -> bool:
+    """Let malloc keep what is freed, and return whether it does.
+
+    Not with another C library than glibc, nor where the environment chooses an allocator or its settings.
+    """
+    if any(name.startswith(CHOSEN) for name in os.environ):
+        return False
+    try:
+        mallopt = ctypes.CDLL("libc.so.6").mallopt
+    except (OSError, AttributeError):
+        return False
+    return bool(mallopt(MMAP_MAX, NONE)) and bool(mallopt(TRIM_THRESHOLD, NEVER))
+
+
+def hand_back() -> bool:
+    """Give what was freed to the kernel, and return whether there was any: between parts of a long work."""
+    try:
+        return bool(ctypes.CDLL("libc.so.6").malloc_trim(0))
+    except (OSError, AttributeError):  # another C library
+        return False

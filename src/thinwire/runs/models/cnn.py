@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from thinwire.runs.data.images import CLASSES, SIDE
+from thinwire.runs.data.fashion import CLASSES, SIDE
 
 CNN = "cnn-fashion"
 

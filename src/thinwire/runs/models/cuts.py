@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from thinwire.runs.data.loss import next_token_loss
+from thinwire.runs.data.task import next_token_loss
 from thinwire.runs.models.families import family_of, meta_model
 from thinwire.runs.models.lora import add_adapters
 from thinwire.runs.models.split import probe

@@ -15,11 +15,11 @@ from typing import Any, NamedTuple
 
 from thinwire.runs.data.corpus import SHAKESPEARE, find_shakespeare
 from thinwire.runs.data.debian import FASHION, fetch_fashion
-from thinwire.runs.data.images import find_fashion
+from thinwire.runs.data.fashion import find_fashion
 from thinwire.runs.machine.cache import cache_folder, new_folder, scratch_for
 from thinwire.runs.machine.downloading import Told, from_index, silent
-from thinwire.runs.machine.encoding import accept_all
 from thinwire.runs.machine.interrupts import stopped_by_signals
+from thinwire.runs.machine.standard_streams import accept_all
 from thinwire.runs.models.smollm import SMOLLM, fetch_smollm, find_smollm
 from thinwire.types import InputError, ThinwireError, require
 

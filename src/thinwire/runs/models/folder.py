@@ -18,7 +18,7 @@ from thinwire.files.lfs import is_pointer
 from thinwire.replacing import PART, replacing
 from thinwire.runs.models.families import as_saved, family_of, import_transformers, meta_model
 from thinwire.runs.models.lora import adapter_config, adapters, merged
-from thinwire.runs.models.source import ModelSource
+from thinwire.runs.models.model_source import ModelSource
 from thinwire.runs.models.stage import ModelStage
 from thinwire.types import InputError, MissingExtra, require
 

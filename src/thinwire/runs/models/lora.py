@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.runs.models.stage import ModelStage
-from thinwire.runs.models.weights import seeded
+from thinwire.runs.models.weight_loading import seeded
 from thinwire.types import MissingExtra
 
 ADAPTER = "default"  # peft's name for the only one

@@ -8,9 +8,9 @@ from typing import Any
 from torch import nn
 
 from thinwire.runs.models.families import Conversion, meta_model
-from thinwire.runs.models.source import ModelSource
+from thinwire.runs.models.model_source import ModelSource
 from thinwire.runs.models.stage import ModelStage, cut_out, finished
-from thinwire.runs.models.weights import Stored, Weights, initialise
+from thinwire.runs.models.weight_loading import ConvertedWeights, WeightFolder, initialise
 from thinwire.types import InputError, require
 
 
@@ -32,7 +32,7 @@ def build_stage(source: ModelSource, cut: Sequence[range], index: int, seed: int
     if conversion is None or source.weights is None:
         _randomise(stage, source.config, seed)
     else:
-        _load(stage, Stored(Weights(source.weights), conversion, source.config))
+        _load(stage, ConvertedWeights(WeightFolder(source.weights), conversion, source.config))
     return finished(stage)
 
 
@@ -48,7 +48,7 @@ def probe(config: Any, layers: range, last: bool, first: bool = False) -> ModelS
     return finished(stage)
 
 
-def _load(stage: ModelStage, stored: Stored) -> None:
+def _load(stage: ModelStage, stored: ConvertedWeights) -> None:
     shapes, state = stage.tensors(), {}
     for name, original in stage.original_names().items():
         tensor = state[name] = stored.read(original)

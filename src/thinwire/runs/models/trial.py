@@ -12,7 +12,7 @@ from torch import Tensor
 
 from thinwire.runs.models.families import family_of, meta_model, whole_model
 from thinwire.runs.models.stage import cut_out, finished
-from thinwire.runs.models.weights import seeded
+from thinwire.runs.models.weight_loading import seeded
 from thinwire.types import InputError, require
 
 LAYERS, HEADS, INNER, VOCAB, WINDOW = 8, 2, 16, 64, 4  # of the copy, at most

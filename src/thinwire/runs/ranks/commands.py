@@ -13,7 +13,7 @@ from contextlib import ExitStack
 from typing import IO
 
 from thinwire.runs.emulator.session import Emulation
-from thinwire.runs.machine.processes import stop
+from thinwire.runs.machine.interrupts import stop
 from thinwire.runs.ranks.supervise import LATE, RankFailure, Supervisor
 from thinwire.types import ThinwireError
 

@@ -14,8 +14,8 @@ from thinwire.links.shape import LinkShape
 from thinwire.links.tcp.congestion import SYSTEM
 from thinwire.runs.machine.interrupts import stopped_by_signals
 from thinwire.runs.options import flag
-from thinwire.runs.ranks.config import RunConfig
-from thinwire.runs.ranks.rendezvous import explained, meet, place, telling
+from thinwire.runs.ranks.rendezvous import explained, meet, rank_and_world, telling
+from thinwire.runs.ranks.run_config import RunConfig
 from thinwire.runs.ranks.telemetry import Telemetry
 from thinwire.runs.ranks.world import World
 from thinwire.types import InputError, require
@@ -40,7 +40,7 @@ def joined(config: RunConfig, layout: str, options: str, replicas: int = 1) -> I
 
 
 def _join(config: RunConfig, layout: str, options: str, replicas: int) -> World:
-    rank, size = place()
+    rank, size = rank_and_world()
     wrong = (
         f"{layout} need {config.ranks} processes, WORLD_SIZE is {size}; change {options} or, under torchrun, "
     )

@@ -8,7 +8,7 @@ from typing import Any
 from thinwire.links.mesh import Peer
 from thinwire.links.tcp.counts import FALLBACK, KernelTotals
 from thinwire.runs.ranks.world import World
-from thinwire.runs.records.schema import LinkMetrics, WireCounts
+from thinwire.runs.records.run_record import LinkMetrics, WireCounts
 
 KERNEL_COUNTS = "kernel, TCP_INFO"
 

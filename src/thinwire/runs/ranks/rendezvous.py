@@ -20,7 +20,7 @@ from thinwire.links.address import shown
 from thinwire.links.names import interface_names, reach
 from thinwire.links.security import is_loopback
 from thinwire.runs.machine.network import check_own
-from thinwire.runs.ranks.config import RunConfig
+from thinwire.runs.ranks.run_config import RunConfig
 from thinwire.types import InputError, LinkError, ThinwireError, require
 
 if TYPE_CHECKING:
@@ -65,7 +65,7 @@ def starts_all(config: RunConfig) -> bool:
     return False
 
 
-def place() -> tuple[int, int]:
+def rank_and_world() -> tuple[int, int]:
     """Return this process's rank and the number of ranks, as the environment has them."""
     rank, size = _number("RANK"), _number("WORLD_SIZE")
     require(rank < size, InputError, f"RANK is {rank}, but WORLD_SIZE is {size}; ranks count from 0")
@@ -79,7 +79,7 @@ def place() -> tuple[int, int]:
 
 def _check_reach(config: RunConfig) -> None:
     """Raise ``InputError`` where this rank would tell others, on other machines, a loopback address."""
-    rank, size = place()
+    rank, size = rank_and_world()
     if config.relay is not None or config.advertise is not None or not is_loopback(config.host):
         return
     if rank == size - 1:  # which only dials

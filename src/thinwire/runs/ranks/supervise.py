@@ -16,10 +16,9 @@ from pathlib import Path
 from typing import IO, Any
 
 from thinwire import types
-from thinwire.runs.machine.interrupts import held_back
-from thinwire.runs.machine.processes import GRACE, POLL, stop
-from thinwire.runs.ranks.config import RunConfig
-from thinwire.runs.ranks.places import Place
+from thinwire.runs.machine.interrupts import GRACE, POLL, held_back, stop
+from thinwire.runs.ranks.launcher import Launcher
+from thinwire.runs.ranks.run_config import RunConfig
 from thinwire.types import LinkError, ThinwireError
 
 READY = 180.0  # seconds that a process may take to load
@@ -105,7 +104,7 @@ class Workers(Supervisor):
 
     def __init__(
         self,
-        place: Place,
+        place: Launcher,
         program: str,
         names: Sequence[str] = (),
         remedy: Callable[[], str] = lambda: "start again",

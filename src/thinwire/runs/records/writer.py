@@ -9,8 +9,7 @@ from typing import Any, TextIO, TypeVar
 
 from thinwire.replacing import replacing
 from thinwire.runs.machine.interrupts import held_back
-from thinwire.runs.records.build import build
-from thinwire.runs.records.schema import RunRecord, UnitMetrics, finite, upgraded_unit
+from thinwire.runs.records.run_record import RunRecord, UnitMetrics, build, finite, upgraded_unit
 from thinwire.types import InputError
 
 Record = TypeVar("Record", bound=RunRecord)

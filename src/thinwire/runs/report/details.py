@@ -6,10 +6,10 @@ import html
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from thinwire.runs.records.finished_runs import Run, differences
 from thinwire.runs.records.progress import megabytes
-from thinwire.runs.records.runs import Run, differences
-from thinwire.runs.records.schema import LinkInfo
-from thinwire.runs.report.drawing import Runs
+from thinwire.runs.records.run_record import LinkInfo
+from thinwire.runs.report.plotting import Runs
 
 Rows = Sequence[tuple[str, str]]
 

@@ -14,8 +14,8 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from thinwire.runs.machine.encoding import accept_all
 from thinwire.runs.machine.files import file_trouble
+from thinwire.runs.machine.standard_streams import accept_all
 from thinwire.types import InputError, ThinwireError
 
 BAD_INPUT = 2

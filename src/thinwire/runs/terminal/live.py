@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
-from thinwire.runs.records.display import Display
+from thinwire.runs.records.progress import Display
 
 LOOK = 0.05  # seconds
 LEAST = 100.0  # bytes/s that are more than pings: a state is coming

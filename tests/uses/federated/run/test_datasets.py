@@ -14,7 +14,7 @@ from clothes import write_clothes
 from each import each
 from samples import spoken, write_archive
 
-from thinwire.runs.data import images
+from thinwire.runs.data import fashion
 from thinwire.types import InputError, MissingExtra
 from thinwire.uses.federated.run.client_program import own_samples
 from thinwire.uses.federated.run.datasets import Dataset, load_dataset
@@ -77,8 +77,8 @@ def test_clothes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     data = load_dataset("fashion-mnist")
     check(data)
     assert (data.shape, len(data), len(data.test_labels)) == ((1, 28, 28), 30, 20)
-    train, _ = images.load_fashion()
-    assert torch.equal(data.prepare(data.inputs), images.inputs(train))
+    train, _ = fashion.load_fashion()
+    assert torch.equal(data.prepare(data.inputs), fashion.inputs(train))
     (batch, _), *_ = own_samples(data, torch.arange(4), 0).batches(1, torch.Generator())
     assert batch.dtype == torch.float32 and batch.shape == (4, 1, 28, 28)  # on real machines, too
 
@@ -101,7 +101,7 @@ def test_what_is_not_there_is_said_in_a_sentence(
 ) -> None:
     monkeypatch.setenv("THINWIRE_DATA", str(tmp_path))
     monkeypatch.setenv("THINWIRE_CACHE", str(tmp_path))
-    monkeypatch.setattr(images, "PACKAGED", tmp_path / "packaged")
+    monkeypatch.setattr(fashion, "PACKAGED", tmp_path / "packaged")
     with pytest.raises(InputError, match=words) as e:
         load_dataset(name)
     assert "\n" not in str(e.value)

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from each import each
 
-from thinwire.runs.records.schema import RecipeText
+from thinwire.runs.records.run_record import RecipeText
 from thinwire.types import InputError
 from thinwire.uses.federated.run import federated_setup
 from thinwire.uses.federated.run.comparison import run_all

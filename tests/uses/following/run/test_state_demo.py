@@ -19,10 +19,10 @@ from typer.testing import CliRunner
 from thinwire.cli.app import app
 from thinwire.runs.data.corpus import Corpus
 from thinwire.runs.data.documents import Document
-from thinwire.runs.models.source import resolve_model
+from thinwire.runs.models.model_source import resolve_model
 from thinwire.runs.models.tokenizer import trained_bpe
-from thinwire.runs.records.runs import Run
-from thinwire.runs.records.schema import LinkInfo, RecipeText
+from thinwire.runs.records.finished_runs import Run
+from thinwire.runs.records.run_record import LinkInfo, RecipeText
 from thinwire.runs.report.page import report_html
 from thinwire.types import InputError
 from thinwire.uses.following.run import cards, state_demo

@@ -10,7 +10,7 @@ import pytest
 import torch
 from launchers import warm
 
-from thinwire.runs.records.runs import Run
+from thinwire.runs.records.finished_runs import Run
 from thinwire.types import InputError
 from thinwire.uses.kinds import load_run
 from thinwire.uses.pictures.run import flux_fashion_moe, recording

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from each import each
 
-from thinwire.runs.ranks.places import place_of
+from thinwire.runs.ranks.launcher import launcher_of
 from thinwire.types import InputError
 from thinwire.uses.training.run.learning_rates import SAFE_RATES
 from thinwire.uses.training.run.options import DEFAULT_STEPS, TrainConfig
@@ -104,7 +104,7 @@ def test_wrong_values_are_refused_in_one_sentence(values, words, monkeypatch):
 
 
 def test_a_deadline_too_short_for_others_is_not_the_launcher_s_own():
-    with place_of(TrainConfig(deadline=1e-3)) as place:
+    with launcher_of(TrainConfig(deadline=1e-3)) as place:
         place.require_alive()
 
 

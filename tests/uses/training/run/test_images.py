@@ -12,7 +12,7 @@ import torch.distributed as dist
 from clothes import write_clothes
 from torch import Tensor
 
-from thinwire.runs.data.loss import next_token_loss
+from thinwire.runs.data.task import next_token_loss
 from thinwire.runs.models.cnn import build_cnn
 from thinwire.runs.ranks.world import World
 from thinwire.types import InputError

@@ -12,8 +12,7 @@ import torch
 from launchers import record, warm
 from texts import write_text
 
-from thinwire.runs.data.loss import next_token_loss
-from thinwire.runs.data.packing import inputs, targets
+from thinwire.runs.data.task import inputs, next_token_loss, targets
 from thinwire.runs.models.split import build_stage
 from thinwire.uses.training.run.options import TrainConfig
 from thinwire.uses.training.run.stepper import scheduled_rate

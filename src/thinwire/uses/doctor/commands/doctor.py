@@ -12,13 +12,13 @@ from rich.table import Table
 
 from thinwire.links.address import Address
 from thinwire.links.security import check_host, is_loopback, read_token
-from thinwire.runs import shared_options as shared
+from thinwire.runs import options as shared
 from thinwire.runs.machine.interrupts import stopped_by_signals
 from thinwire.runs.machine.network import Interface, interfaces, way_out
+from thinwire.runs.machine.standard_streams import print_json, tell
 from thinwire.runs.options import Options, flag, option
 from thinwire.runs.records.progress import megabytes
-from thinwire.runs.terminal.options import with_config
-from thinwire.runs.terminal.output import print_json, tell
+from thinwire.runs.terminal.typer_options import with_config
 from thinwire.types import InputError, require
 from thinwire.uses.doctor.run.check import BROKEN, LACKS, OK, PORT, SECONDS, Check
 

@@ -14,7 +14,7 @@ import zmq
 from thinwire.codecs.kernels import kernel_calls as codec_passes
 from thinwire.codecs.zstd import literals
 from thinwire.links.tcp import congestion
-from thinwire.runs.emulator.possible import why_not
+from thinwire.runs.emulator.availability import why_not
 from thinwire.runs.machine import processor as machine
 from thinwire.runs.machine.cache import cache_folder
 from thinwire.runs.machine.network import restarts, tcp_settings

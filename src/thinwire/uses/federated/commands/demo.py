@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from thinwire.runs.terminal.options import with_config
-from thinwire.runs.terminal.output import tell
+from thinwire.runs.machine.standard_streams import tell
+from thinwire.runs.terminal.typer_options import with_config
 from thinwire.uses.federated.run.options import FederatedConfig
 
 FEDERATED_SHOWN = ("until", "budget", "seeds", "workers", "out", "json", "quiet")

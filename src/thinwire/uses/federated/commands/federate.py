@@ -11,13 +11,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from thinwire.runs.machine.encoding import draws
 from thinwire.runs.machine.interrupts import stopped_by_signals
-from thinwire.runs.records.holding import holding
+from thinwire.runs.machine.standard_streams import draws, tell
+from thinwire.runs.records.folder_lock import holding
 from thinwire.runs.records.writer import COMPARE, REPORT, forget, write_json
-from thinwire.runs.terminal.needs import fetch_needs
-from thinwire.runs.terminal.options import with_config
-from thinwire.runs.terminal.output import tell
+from thinwire.runs.terminal.activity import fetch_needs
+from thinwire.runs.terminal.typer_options import with_config
 from thinwire.types import ThinwireError, require
 from thinwire.uses.federated.run.options import FederatedConfig
 from thinwire.uses.kinds import finish, load_run, load_runs

@@ -9,7 +9,7 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from thinwire.runs.data import digits, images
+from thinwire.runs.data import digits, fashion
 from thinwire.runs.data.arrays import read_arrays
 from thinwire.runs.data.speech import FSDD, find_speech, held_out, read_speech
 from thinwire.runs.options import nearest
@@ -17,7 +17,7 @@ from thinwire.types import InputError, require
 from thinwire.uses.federated.local_training import as_they_are
 
 DIGITS = "digits"
-NAMES = (images.FASHION, DIGITS, FSDD)
+NAMES = (fashion.FASHION, DIGITS, FSDD)
 FIFTH = 5  # every fifth scan is held out: neighbours are often by one hand, so hands are in both parts
 
 
@@ -58,7 +58,7 @@ def load_dataset(name: str) -> Dataset:
     kind, colon, place = name.partition(":")
     if kind == FSDD:
         return _fsdd(name, Path(place) if colon else find_speech())
-    if name == images.FASHION:
+    if name == fashion.FASHION:
         return _fashion()
     if name == DIGITS:
         return _digits()
@@ -69,9 +69,9 @@ def load_dataset(name: str) -> Dataset:
 
 
 def _fashion() -> Dataset:
-    train, test = images.load_fashion()
-    parts = (images.pictures(train), images.targets(train), images.pictures(test), images.targets(test))
-    return Dataset(images.FASHION, *parts, images.CLASSES, prepare=images.normed)
+    train, test = fashion.load_fashion()
+    parts = (fashion.pictures(train), fashion.targets(train), fashion.pictures(test), fashion.targets(test))
+    return Dataset(fashion.FASHION, *parts, fashion.CLASSES, prepare=fashion.normed)
 
 
 def _digits() -> Dataset:

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from thinwire.choosing.registry import Recipe
 from thinwire.runs.machine.processor import environment, peak_rss_bytes, resident_peak
-from thinwire.runs.records.schema import Memory, RecipeText
+from thinwire.runs.records.run_record import PeakMemory, RecipeText
 from thinwire.runs.records.writer import RunWriter
 from thinwire.uses.federated.aggregation_server import Server
 from thinwire.uses.federated.choosing.client_profile import FederatedPolicy
@@ -130,7 +130,7 @@ class FederatedRecorder:
         record.clients = [self._client(c, tally) for c in server.known]
         record.refused = [RefusedUpdate(r.client, at, r.reason) for at, r in tally.refused]
         record.weights = digest(server)
-        record.memory = Memory([resident_peak(os.getpid()) or peak_rss_bytes(), *others])
+        record.memory = PeakMemory([resident_peak(os.getpid()) or peak_rss_bytes(), *others])
         self._writer.close(status)
 
     def _unreached(self, final: float) -> str:

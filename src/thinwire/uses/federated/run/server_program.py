@@ -9,7 +9,7 @@ from typing import Any
 from thinwire.files.checkpoint import read_checkpoint, write_checkpoint
 from thinwire.links.hub.hub import Hub
 from thinwire.links.security import read_token
-from thinwire.runs.records.schema import status_of
+from thinwire.runs.records.run_record import status_of
 from thinwire.types import InputError, require
 from thinwire.uses.federated.aggregation_server import Server
 from thinwire.uses.federated.client_scheduler import MadeVersion

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from thinwire.runs.machine.standard_streams import print_json, tell
 from thinwire.runs.records.writer import REPORT, forget
-from thinwire.runs.terminal.needs import fetch_needs
-from thinwire.runs.terminal.options import with_config
-from thinwire.runs.terminal.output import print_json, tell
+from thinwire.runs.terminal.activity import fetch_needs
+from thinwire.runs.terminal.typer_options import with_config
 from thinwire.types import ThinwireError
 from thinwire.uses.following.run.options import StateConfig
 
@@ -23,7 +23,7 @@ def state(given: dict[str, Any]) -> None:
     must end with the trainer's bits. About four minutes on two cores. Ends with a table and OUT/report.html.
     """
     config = StateConfig.from_dict(given)
-    from thinwire.runs.records.holding import holding
+    from thinwire.runs.records.folder_lock import holding
     from thinwire.runs.report.page import write_report
     from thinwire.uses.following.run import cards
     from thinwire.uses.following.run.state_demo import Board, run

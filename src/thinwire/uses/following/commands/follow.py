@@ -10,8 +10,8 @@ import typer
 from thinwire.files.base import shown
 from thinwire.links.security import read_token
 from thinwire.runs.machine.interrupts import stopped_by_signals
-from thinwire.runs.terminal.options import with_config
-from thinwire.runs.terminal.places import limited, parse_place
+from thinwire.runs.terminal.addresses import limited, parse_place
+from thinwire.runs.terminal.typer_options import with_config
 from thinwire.types import InputError, require
 from thinwire.uses.following.commands.options import FollowConfig
 

@@ -17,9 +17,9 @@ from thinwire.links.address import Address
 from thinwire.replacing import replacing
 from thinwire.runs.machine.files import file_trouble
 from thinwire.runs.records.progress import megabytes
-from thinwire.runs.terminal.command import ShellCommand
+from thinwire.runs.terminal.addresses import largest
 from thinwire.runs.terminal.live import LOOK, Live, Trouble, await_coming
-from thinwire.runs.terminal.places import largest
+from thinwire.runs.terminal.shell_command import ShellCommand
 from thinwire.types import InputError, LinkError, ThinwireError, require
 from thinwire.uses.following.commands.options import FollowConfig
 from thinwire.uses.following.follower_base import TIMEOUT

@@ -9,10 +9,10 @@ from pathlib import Path
 from thinwire.dtypes import FLOATS, SHORT, name_of
 from thinwire.files import PART_REST, REST
 from thinwire.links.address import Address
-from thinwire.runs import shared_options as shared
+from thinwire.runs import options as shared
 from thinwire.runs.options import Options, option
-from thinwire.runs.terminal.command import SECONDS
-from thinwire.runs.terminal.places import PORT, check_file, check_state
+from thinwire.runs.terminal.addresses import PORT, check_file, check_state
+from thinwire.runs.terminal.shell_command import SECONDS
 from thinwire.types import InputError, require
 from thinwire.uses.following.follower_base import PATIENCE, POLL
 

@@ -10,7 +10,7 @@ import typer
 
 from thinwire.links.security import read_token
 from thinwire.runs.machine.interrupts import stopped_by_signals
-from thinwire.runs.terminal.options import with_config
+from thinwire.runs.terminal.typer_options import with_config
 from thinwire.uses.following.commands.options import PublishConfig
 
 File = Annotated[

@@ -16,8 +16,8 @@ from thinwire.files.watch import LOOK, Watch
 from thinwire.links.address import Address
 from thinwire.links.security import is_loopback
 from thinwire.runs.records.progress import megabytes
+from thinwire.runs.terminal.addresses import reached_at
 from thinwire.runs.terminal.live import Live, Trouble, warned
-from thinwire.runs.terminal.places import reached_at
 from thinwire.state.binding import WRAPPED
 from thinwire.state.layout import Dtypes
 from thinwire.types import InputError, PayloadError, require

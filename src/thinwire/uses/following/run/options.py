@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from thinwire.runs.options import option
-from thinwire.runs.ranks.config import JOB, LINK, RunConfig
+from thinwire.runs.ranks.run_config import JOB, LINK, RunConfig
 from thinwire.types import InputError, require
 
 RECIPE = "cast:dtype=bf16"  # how the weights are published

@@ -8,8 +8,8 @@ from typing import Annotated
 import typer
 
 from thinwire.links.shape import LinkShape
-from thinwire.runs.terminal.needs import fetch_needs
-from thinwire.runs.terminal.output import print_json, tell
+from thinwire.runs.machine.standard_streams import print_json, tell
+from thinwire.runs.terminal.activity import fetch_needs
 
 ModelsOut = Annotated[
     Path, typer.Option("--out", metavar="DIR", help="Folder of the packed model and its record.")
@@ -27,7 +27,7 @@ def models(
     rounded to the nearest 3 bits. A minute and a half on two cores. OUT has model.tw, run.json, report.html.
     """
     shape = LinkShape.parse(link)
-    from thinwire.runs.records.holding import holding
+    from thinwire.runs.records.folder_lock import holding
     from thinwire.uses.models.run.demo import Demo, run
 
     wanted = Demo(out, shape)

@@ -7,9 +7,9 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from thinwire.runs.records.holding import holding
-from thinwire.runs.terminal.output import print_json, tell
-from thinwire.runs.terminal.places import URL, check_absent
+from thinwire.runs.machine.standard_streams import print_json, tell
+from thinwire.runs.records.folder_lock import holding
+from thinwire.runs.terminal.addresses import URL, check_absent
 from thinwire.types import InputError, PayloadError, require
 from thinwire.uses.packing import PackConfig
 

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from thinwire.runs.machine.heap import hand_back
+from thinwire.runs.machine.processor import hand_back
 from thinwire.types import InputError, require
 from thinwire.uses.models.moments import Moments
 from thinwire.uses.models.run.layers import Call, rest, told, widened

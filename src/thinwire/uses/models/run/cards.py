@@ -6,11 +6,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from thinwire.runs.records.finished_runs import Run
 from thinwire.runs.records.progress import megabytes
-from thinwire.runs.records.runs import Run
-from thinwire.runs.report.cards import card, memory, table
 from thinwire.runs.report.details import Rows
-from thinwire.runs.report.terminal import terminal_table
+from thinwire.runs.report.elements import card, memory, table, terminal_table
 from thinwire.uses.models.run.record import ModelRecord, TensorInfo
 
 ModelRun = Run[ModelRecord]

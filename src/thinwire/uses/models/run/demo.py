@@ -12,8 +12,8 @@ import torch
 
 from thinwire.links.shape import LinkShape
 from thinwire.runs.machine.processor import environment
-from thinwire.runs.models.source import SMOLLM
-from thinwire.runs.records.schema import RecipeText
+from thinwire.runs.models.model_source import SMOLLM
+from thinwire.runs.records.run_record import RecipeText
 from thinwire.runs.records.writer import RUN, forget
 from thinwire.runs.report.page import leave_report
 from thinwire.uses.models.container import PackedModel, write_model

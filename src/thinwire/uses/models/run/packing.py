@@ -15,7 +15,7 @@ from torch import Tensor
 from thinwire.files.checkpoint import read_checkpoint
 from thinwire.links.shape import LinkShape
 from thinwire.runs.machine.processor import environment
-from thinwire.runs.records.schema import LinkInfo, RecipeText
+from thinwire.runs.records.run_record import LinkInfo, RecipeText
 from thinwire.types import InputError, PayloadError, require
 from thinwire.uses.models.codes import from_code_tensors, is_codes
 from thinwire.uses.models.container import PackedModel, is_model, read_model, write_model

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar
 
-from thinwire.runs.records.schema import RunRecord, about
+from thinwire.runs.records.run_record import RunRecord, about
 
 
 @dataclass

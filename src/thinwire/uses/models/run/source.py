@@ -16,8 +16,8 @@ from thinwire.files.base import at_home
 from thinwire.files.checkpoint import SINGLE, SUFFIX, Stored, files_of, folder_of, write_checkpoint
 from thinwire.runs.data.corpus import load_corpus
 from thinwire.runs.models.families import Conversion, import_transformers, meta_model
+from thinwire.runs.models.model_source import SMOLLM, check_tokens, resolve_model, tokenizer_of
 from thinwire.runs.models.smollm import smollm_folder
-from thinwire.runs.models.source import SMOLLM, check_tokens, resolve_model, tokenizer_of
 from thinwire.runs.models.tokenizer import tokenise
 from thinwire.types import WRONG_VALUES, InputError, require
 from thinwire.uses.models.codes import is_codes

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from thinwire.runs.emulator.possible import as_emulated
-from thinwire.runs.terminal.options import with_config
-from thinwire.runs.terminal.output import tell
+from thinwire.runs.emulator.availability import as_emulated
+from thinwire.runs.machine.standard_streams import tell
+from thinwire.runs.terminal.typer_options import with_config
 from thinwire.uses.pictures.run.options import PicturesConfig
 
 PICTURES_SHOWN = ("sheet", "classes", "steps", "link", "seed", "psnr", "out", "json", "quiet")

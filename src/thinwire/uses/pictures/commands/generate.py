@@ -9,9 +9,9 @@ from typing import Annotated, Any
 
 import typer
 
-from thinwire.runs.records.holding import holding
+from thinwire.runs.records.folder_lock import holding
 from thinwire.runs.records.writer import COMPARE, REPORT, forget, write_json
-from thinwire.runs.terminal.options import is_leader, with_config
+from thinwire.runs.terminal.typer_options import is_leader, with_config
 from thinwire.uses.kinds import finish, load_run, load_runs
 from thinwire.uses.pictures.run.options import PicturesConfig
 

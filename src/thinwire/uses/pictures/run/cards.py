@@ -6,11 +6,10 @@ import html
 from collections.abc import Sequence
 from typing import Any
 
+from thinwire.runs.records.finished_runs import Run, over
 from thinwire.runs.records.progress import decibels, megabytes
-from thinwire.runs.records.runs import Run, over
-from thinwire.runs.report.cards import card, grid, memory, table
 from thinwire.runs.report.details import Rows
-from thinwire.runs.report.terminal import terminal_table
+from thinwire.runs.report.elements import card, grid, memory, table, terminal_table
 from thinwire.uses.pictures.run.options import BATCH, ONE
 from thinwire.uses.pictures.run.record import PicturesRecord
 

@@ -10,8 +10,8 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from thinwire.runs.data.images import DEVIATION, MEAN
-from thinwire.runs.data.images import SIDE as WITHOUT_EDGE
+from thinwire.runs.data.fashion import DEVIATION, MEAN
+from thinwire.runs.data.fashion import SIDE as WITHOUT_EDGE
 from thinwire.runs.models.cnn import CnnConfig, build_cnn
 from thinwire.types import InputError, require
 from thinwire.uses.pictures.run.sheets import SIDE, Sheet, parted

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from thinwire.runs.options import option
-from thinwire.runs.ranks.config import MACHINES, RunConfig
+from thinwire.runs.ranks.run_config import MACHINES, RunConfig
 from thinwire.types import InputError, require
 
 if TYPE_CHECKING:

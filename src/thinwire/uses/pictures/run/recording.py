@@ -14,10 +14,10 @@ from torch import Tensor
 
 from thinwire.replacing import replacing
 from thinwire.runs.machine.processor import environment, pick_threads
-from thinwire.runs.ranks.places import link_of
+from thinwire.runs.ranks.launcher import link_of
 from thinwire.runs.ranks.world import World
-from thinwire.runs.records.runs import slug
-from thinwire.runs.records.schema import Memory, RecipeText
+from thinwire.runs.records.finished_runs import slug
+from thinwire.runs.records.run_record import PeakMemory, RecipeText
 from thinwire.runs.records.writer import RunWriter
 from thinwire.similarity import REACH, mse, psnr, ssim
 from thinwire.uses.pictures.run.options import PicturesConfig
@@ -76,7 +76,7 @@ def _record(config: PicturesConfig, world: World, one: TimedWay, rss: list[int])
         environment=environment("fp32", pick_threads(config)),
         link=link_of(config),
         bytes=one.nbytes,
-        memory=Memory(rss),
+        memory=PeakMemory(rss),
         mode=one.mode,
         ranks=config.ranks,
         step_seconds=statistics.median(one.steps),

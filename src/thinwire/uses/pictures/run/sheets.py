@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-from thinwire.runs.data.images import CLASSES
+from thinwire.runs.data.fashion import CLASSES
 from thinwire.types import InputError, require
 
 if TYPE_CHECKING:

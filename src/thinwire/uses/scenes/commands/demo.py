@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from thinwire.runs.terminal.options import with_config
-from thinwire.runs.terminal.output import print_json, tell
+from thinwire.runs.machine.standard_streams import print_json, tell
+from thinwire.runs.terminal.typer_options import with_config
 from thinwire.uses.scenes.run.options import ScenesConfig
 
 SCENES_SHOWN = ("scene", "credit", "seconds", "link", "out", "json", "quiet")
@@ -26,12 +26,12 @@ def scenes(given: dict[str, Any]) -> None:
     scene.
     """
     config = ScenesConfig.from_dict(given)
-    from thinwire.runs.records.holding import holding
-    from thinwire.runs.terminal.doing import Doing
+    from thinwire.runs.records.folder_lock import holding
+    from thinwire.runs.terminal.activity import Activity
     from thinwire.uses.scenes.run import cards
     from thinwire.uses.scenes.run.demo import run
 
-    with holding(config.out), Doing(config.quiet or config.json, lines=True) as doing:
+    with holding(config.out), Activity(config.quiet or config.json, lines=True) as doing:
         record, report = run(config, doing.tell)
     if config.json:
         print_json(record.to_dict())

@@ -6,10 +6,10 @@ from contextlib import nullcontext
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from thinwire.runs.records.holding import holding
+from thinwire.runs.machine.standard_streams import print_json, tell
+from thinwire.runs.records.folder_lock import holding
 from thinwire.runs.records.progress import decibels
-from thinwire.runs.terminal.doing import Doing
-from thinwire.runs.terminal.output import print_json, tell
+from thinwire.runs.terminal.activity import Activity
 from thinwire.uses.packing import PackConfig
 from thinwire.uses.scenes.commands.places import PackedOut
 
@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 def pack_scene(source: Path, place: PackedOut, config: PackConfig) -> None:
     """Pack a scene and say what became of it."""
     report, shape = config.report, config.shape
-    with nullcontext() if report is None else holding(report, "--report"), Doing(config.json) as doing:
+    with nullcontext() if report is None else holding(report, "--report"), Activity(config.json) as doing:
         # After the checks: a wrong option is refused before torch is even imported.
         from thinwire.uses.scenes.run.packing import Packing, predicted
         from thinwire.uses.scenes.run.packing import pack as packed

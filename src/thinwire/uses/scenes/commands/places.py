@@ -6,7 +6,7 @@ import os
 from pathlib import Path
 
 from thinwire.replacing import replacing
-from thinwire.runs.terminal.places import URL, check_new
+from thinwire.runs.terminal.addresses import URL, check_new
 from thinwire.types import InputError, LinkError, require
 
 MOST_NBYTES = 1 << 36  # of a packed file on a web server

@@ -8,11 +8,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from thinwire.runs.records.finished_runs import Run, over
 from thinwire.runs.records.progress import decibels, megabytes
-from thinwire.runs.records.runs import Run, over
-from thinwire.runs.report.cards import card, memory, table
 from thinwire.runs.report.details import Rows
-from thinwire.runs.report.terminal import terminal_table
+from thinwire.runs.report.elements import card, memory, table, terminal_table
 from thinwire.uses.scenes.run.curve import curves, seconds_of, so_far
 from thinwire.uses.scenes.run.record import LayerInfo, Picture, Rival, SceneRecord
 
@@ -96,7 +95,7 @@ def warnings(runs: Runs) -> list[str]:
 def unseen(record: SceneRecord) -> str:
     """Return how many splats no camera saw.
 
-    >>> from thinwire.runs.records.schema import RecipeText
+    >>> from thinwire.runs.records.run_record import RecipeText
     >>> unseen(SceneRecord(RecipeText("thinwire"), splats=10, unseen=1))
     '1 of 10 splats (10.0%) are seen by none of the 0 cameras, and nothing is claimed of them'
     """

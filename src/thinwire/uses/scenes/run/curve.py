@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 
-from thinwire.runs.records.runs import Run
-from thinwire.runs.report.cards import card, dot, grid, legend
-from thinwire.runs.report.drawing import SERIES, WIDTH, labelled, new_axes, series_colour, series_order
+from thinwire.runs.records.finished_runs import Run
+from thinwire.runs.report.elements import card, dot, grid, legend
+from thinwire.runs.report.plotting import SERIES, WIDTH, labelled, new_axes, series_colour, series_order
 from thinwire.uses.scenes.run.record import LayerInfo, Rival, SceneRecord
 
 BEST = 60.0  # dB at which an equal picture is drawn

@@ -10,7 +10,7 @@ from typing import Any
 
 from thinwire.replacing import replacing
 from thinwire.runs.machine.interrupts import stopped_by_signals
-from thinwire.runs.ranks.places import Here, link_of
+from thinwire.runs.ranks.launcher import LocalLauncher, link_of
 from thinwire.runs.ranks.supervise import READY, Workers
 from thinwire.runs.records.writer import RUN, forget
 from thinwire.uses.scenes.files.foreign import write_foreign
@@ -57,7 +57,7 @@ def _send(config: ScenesConfig, record: SceneRecord, most: int, show: Show) -> N
     """Let one process send the files to another, and note in the record when each piece was seen."""
     patience = READY + 2 * (most / (config.shape.rate or 1.0) + config.shape.delay)
     show("starting a sender and a receiver")
-    with Here() as place, Workers(place, PROGRAM, NAMES) as workers:
+    with LocalLauncher() as place, Workers(place, PROGRAM, NAMES) as workers:
         for _ in NAMES:
             workers.start(config)
         ended = set[str]()

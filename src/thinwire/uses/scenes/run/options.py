@@ -8,7 +8,7 @@ from pathlib import Path
 
 from thinwire.links.shape import LinkShape
 from thinwire.runs.options import option
-from thinwire.runs.ranks.config import JOB, RunConfig
+from thinwire.runs.ranks.run_config import JOB, RunConfig
 from thinwire.types import InputError, require
 
 LEAST_NBYTES = 10_000  # below it a scene has no layers worth a demo

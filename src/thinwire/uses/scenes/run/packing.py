@@ -11,7 +11,7 @@ from pathlib import Path
 
 from thinwire.links.shape import LinkShape
 from thinwire.runs.machine.processor import environment
-from thinwire.runs.records.schema import LinkInfo, RecipeText
+from thinwire.runs.records.run_record import LinkInfo, RecipeText
 from thinwire.types import InputError, MissingExtra, require
 from thinwire.uses.scenes import search, thinwire
 from thinwire.uses.scenes.coded import Coded

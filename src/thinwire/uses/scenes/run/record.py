@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import ClassVar
 
-from thinwire.runs.records.schema import RunRecord, about
+from thinwire.runs.records.run_record import RunRecord, about
 
 
 @dataclass

@@ -13,7 +13,7 @@ from time import monotonic
 
 from thinwire.links.mesh import Peer
 from thinwire.runs.ranks.joining import joined
-from thinwire.runs.ranks.worker import await_order, say
+from thinwire.runs.ranks.rank_main import await_order, say
 from thinwire.uses.scenes.files.container import read_layers
 from thinwire.uses.scenes.files.foreign import read_foreign
 from thinwire.uses.scenes.layers import shown_after

@@ -13,13 +13,13 @@ from typing import Annotated, Any
 
 import typer
 
+from thinwire.runs.machine.standard_streams import tell
 from thinwire.runs.ranks.rendezvous import under_torchrun
-from thinwire.runs.records.holding import holding
-from thinwire.runs.records.runs import slug
+from thinwire.runs.records.finished_runs import slug
+from thinwire.runs.records.folder_lock import holding
 from thinwire.runs.records.writer import COMPARE, REPORT, forget, write_json
-from thinwire.runs.terminal.needs import fetch_needs
-from thinwire.runs.terminal.options import is_leader, with_config
-from thinwire.runs.terminal.output import tell
+from thinwire.runs.terminal.activity import fetch_needs
+from thinwire.runs.terminal.typer_options import is_leader, with_config
 from thinwire.types import InputError, ThinwireError
 from thinwire.uses.kinds import finish, load_run, load_runs
 from thinwire.uses.training.run.options import EVALUATION, TrainConfig

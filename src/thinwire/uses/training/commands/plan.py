@@ -14,11 +14,11 @@ import typer
 from rich.console import Console
 
 from thinwire.runs.machine.processor import cores
+from thinwire.runs.machine.standard_streams import PLAIN_WIDTH, print_json, tell
 from thinwire.runs.options import flag
-from thinwire.runs.report.terminal import terminal_table
-from thinwire.runs.terminal.needs import fetch_needs
-from thinwire.runs.terminal.options import with_config
-from thinwire.runs.terminal.output import PLAIN_WIDTH, print_json, tell
+from thinwire.runs.report.elements import terminal_table
+from thinwire.runs.terminal.activity import fetch_needs
+from thinwire.runs.terminal.typer_options import with_config
 from thinwire.types import InputError, require
 from thinwire.uses.training.run.options import MAX_STAGES, TrainConfig
 

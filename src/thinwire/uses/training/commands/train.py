@@ -5,10 +5,10 @@ from __future__ import annotations
 import shlex
 from typing import Any
 
+from thinwire.runs.machine.standard_streams import print_json, tell
 from thinwire.runs.records.writer import RUN
-from thinwire.runs.terminal.needs import fetch_needs
-from thinwire.runs.terminal.options import is_leader, with_config
-from thinwire.runs.terminal.output import print_json, tell
+from thinwire.runs.terminal.activity import fetch_needs
+from thinwire.runs.terminal.typer_options import is_leader, with_config
 from thinwire.uses.kinds import load_run, load_runs, print_runs
 from thinwire.uses.training.run.options import TrainConfig
 

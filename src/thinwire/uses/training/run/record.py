@@ -7,7 +7,7 @@ from typing import Any, ClassVar
 
 from thinwire.links.shape import LinkShape
 from thinwire.runs.options import Options
-from thinwire.runs.records.schema import LinkMetrics, RunRecord, UnitMetrics, about
+from thinwire.runs.records.run_record import LinkMetrics, RunRecord, UnitMetrics, about
 from thinwire.types import InputError
 from thinwire.uses.training.run.learning_rates import learning_rate
 from thinwire.uses.training.run.options import TrainConfig

@@ -22,7 +22,7 @@ from thinwire.channels.references import under
 from thinwire.replacing import replacing
 from thinwire.runs.machine.files import REMEDY
 from thinwire.runs.options import flag
-from thinwire.runs.records.schema import INVALID, RunRecord
+from thinwire.runs.records.run_record import INVALID, RunRecord
 from thinwire.runs.records.writer import load_run, write_json
 from thinwire.types import InputError
 from thinwire.uses.training.pipeline.compressed_stage import CompressedStage

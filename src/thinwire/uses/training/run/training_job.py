@@ -15,16 +15,15 @@ from thinwire.links.shape import LinkShape
 from thinwire.replacing import replacing
 from thinwire.runs.data.batches import Batches
 from thinwire.runs.data.corpus import Corpus, load_corpus
-from thinwire.runs.data.images import IMAGES, load_fashion
-from thinwire.runs.data.packing import pack
-from thinwire.runs.data.task import Task, language
+from thinwire.runs.data.fashion import IMAGES, load_fashion
+from thinwire.runs.data.task import Task, language, pack
 from thinwire.runs.machine.cache import cache_folder, writing
 from thinwire.runs.models.cnn import CNN
 from thinwire.runs.models.cuts import counted_costs, cut_layers
 from thinwire.runs.models.encoder import Encoder
 from thinwire.runs.models.folder import check_unread
 from thinwire.runs.models.lora import require_peft
-from thinwire.runs.models.source import ModelSource, resolve_model
+from thinwire.runs.models.model_source import ModelSource, resolve_model
 from thinwire.runs.ranks.joining import in_process_shape
 from thinwire.types import InputError, require
 from thinwire.uses.training.pipeline.recipes import PipelineRecipe, parse_recipe

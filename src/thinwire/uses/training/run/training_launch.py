@@ -9,11 +9,11 @@ from pathlib import Path
 
 from thinwire.runs.machine.files import check_out
 from thinwire.runs.machine.interrupts import stopped_by_signals
-from thinwire.runs.ranks.places import Place, place_of
+from thinwire.runs.ranks.launcher import Launcher, launcher_of
 from thinwire.runs.ranks.rendezvous import starts_all
 from thinwire.runs.ranks.supervise import Workers
-from thinwire.runs.records.holding import holding
-from thinwire.runs.records.schema import status_of
+from thinwire.runs.records.folder_lock import holding
+from thinwire.runs.records.run_record import status_of
 from thinwire.runs.records.writer import METRICS, RUN, load_run, read_metrics, write_json
 from thinwire.types import InputError, MeasurementError, ThinwireError
 from thinwire.uses.training.run.options import TrainConfig
@@ -69,10 +69,10 @@ def _run_all(config: TrainConfig) -> None:
     _check_inherited(config)
 
 
-def _enter(stack: ExitStack, config: TrainConfig) -> Place:
+def _enter(stack: ExitStack, config: TrainConfig) -> Launcher:
     """Enter the place of a run, and say of a network that is not as asked for whose record there is."""
     try:
-        return stack.enter_context(place_of(config))
+        return stack.enter_context(launcher_of(config))
     except MeasurementError as e:
         file = Path(config.out) / RUN
         earlier = f"; {file} is that of an earlier run" if file.exists() else ""
@@ -108,7 +108,7 @@ def _again(out: Path, ranks: int) -> str:
     return "start again" if step is None else f"start again, with --resume from the checkpoint of step {step}"
 
 
-def _close_record(out: Path, error: BaseException, started: float, place: Place) -> None:
+def _close_record(out: Path, error: BaseException, started: float, place: Launcher) -> None:
     """Mark this run's record where its rank could not, or did not know why it had to stop."""
     why = str(error) or "interrupted"
     try:

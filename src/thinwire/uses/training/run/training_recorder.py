@@ -7,16 +7,11 @@ from typing import Any
 
 from thinwire.runs.machine.interrupts import held_back
 from thinwire.runs.machine.processor import environment, peak_rss_bytes, pick_threads
+from thinwire.runs.ranks.launcher import link_of
 from thinwire.runs.ranks.linkwatch import LinkWatch, added
-from thinwire.runs.ranks.places import link_of
 from thinwire.runs.ranks.world import World
 from thinwire.runs.records.progress import Progress
-from thinwire.runs.records.schema import (
-    INVALID,
-    LinkMetrics,
-    RecipeText,
-    WireCounts,
-)
+from thinwire.runs.records.run_record import INVALID, LinkMetrics, RecipeText, WireCounts
 from thinwire.runs.records.tensorboard import EventLog, remove_events
 from thinwire.runs.records.writer import RUN, RunWriter
 from thinwire.uses.training.run.export import SAVING, remove_models, saving_bytes

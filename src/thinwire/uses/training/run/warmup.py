@@ -13,8 +13,7 @@ from torch import Tensor
 
 from thinwire.channels import wire
 from thinwire.channels.channel import Receiver, Scheme, Sender
-from thinwire.runs.data.loss import next_token_loss
-from thinwire.runs.data.task import Task
+from thinwire.runs.data.task import Task, next_token_loss
 from thinwire.uses.training.pipeline.choosing.replay import operations
 from thinwire.uses.training.pipeline.recipes import PipelineRecipe
 from thinwire.uses.training.run.options import TrainConfig

@@ -16,10 +16,10 @@ from typing import IO, TYPE_CHECKING, Any, Self
 from thinwire.links.profile import profiles
 from thinwire.links.shape import LinkShape
 from thinwire.links.tcp import congestion
-from thinwire.runs.emulator import lift
-from thinwire.runs.ranks.config import RunConfig
-from thinwire.runs.ranks.worker import CONFIG
-from thinwire.runs.records.schema import EMULATED, INVALID, KERNEL, LinkInfo, RunRecord
+from thinwire.runs.emulator import shaping_control
+from thinwire.runs.ranks.rank_main import CONFIG
+from thinwire.runs.ranks.run_config import RunConfig
+from thinwire.runs.records.run_record import EMULATED, INVALID, KERNEL, LinkInfo, RunRecord
 from thinwire.runs.records.writer import RUN, load_run, write_json
 from thinwire.types import MeasurementError
 
@@ -31,7 +31,7 @@ OPENING = 60.0  # seconds that this process has to reach its own store; --deadli
 Rank = subprocess.Popen[str]
 
 
-class Place(ExitStack):
+class Launcher(ExitStack):
     """Starts the ranks of one run, in which any program runs."""
 
     def start(self, config: RunConfig, rank: int, program: str, stderr: IO[bytes] | None = None) -> Rank:
@@ -49,9 +49,9 @@ class Place(ExitStack):
         """Complete the records of a run that has ended; ``MeasurementError`` if it measured nothing valid."""
 
 
-def place_of(config: RunConfig, check: bool = True) -> Place:
-    """Return where the ranks of ``config`` are to live; ``check`` as of ``Emulated``."""
-    return Emulated(config, check) if config.emulate else Here()
+def launcher_of(config: RunConfig, check: bool = True) -> Launcher:
+    """Return where the ranks of ``config`` are to live; ``check`` as of ``EmulatedLauncher``."""
+    return EmulatedLauncher(config, check) if config.emulate else LocalLauncher()
 
 
 def link_of(config: RunConfig) -> LinkInfo:
@@ -66,7 +66,7 @@ def link_of(config: RunConfig) -> LinkInfo:
     return LinkInfo(config.link, shape.rate, shape.delay or None, emulation=emulation)
 
 
-class Here(Place):
+class LocalLauncher(Launcher):
     """This machine: loopback, with a store of the launcher's for the ranks to meet at."""
 
     def __init__(self) -> None:
@@ -83,7 +83,7 @@ class Here(Place):
         return subprocess.Popen(_command(config, program), **_options(environment, stderr))
 
 
-class Emulated(Place):
+class EmulatedLauncher(Launcher):
     """A network namespace a rank, and between them links of ``config``'s shape under the kernel's TCP.
 
     ``check``: measure them first, and refuse what is not as asked.
@@ -111,7 +111,7 @@ class Emulated(Place):
         more["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # torch warns that these addresses have no names
         own = config.to_dict() | {"host": self._net.address(rank)}
         options = _options(_environment(config, rank, own, more), stderr)
-        return lift.start(self._net, rank, _command(config, program), **options)
+        return shaping_control.start(self._net, rank, _command(config, program), **options)
 
     def require_alive(self) -> None:
         self._net.require_alive()
@@ -146,7 +146,7 @@ def _environment(
 
 def _command(config: RunConfig, program: str) -> list[str]:
     options = f"{type(config).__module__}:{type(config).__qualname__}"
-    return [sys.executable, "-m", "thinwire.runs.ranks.worker", program, options]
+    return [sys.executable, "-m", "thinwire.runs.ranks.rank_main", program, options]
 
 
 def _options(environment: dict[str, str], stderr: IO[bytes] | None) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""The relay: a process that holds all ranks' devices and passes packets on when the model says so.
+"""The router: a process that holds all ranks' devices and passes packets on when the model says so.
 
 It makes the namespaces itself, so that no other process has to leave its own, and they live only as long as
 it does. Its owner talks to it through a socket. It ends when told to, or when its owner is gone, and kills
@@ -20,11 +20,10 @@ from typing import Any
 from thinwire.links.profile import Profile
 from thinwire.links.trace import Trace, TraceRow
 from thinwire.runs.emulator import namespaces
-from thinwire.runs.emulator.lateness import LatenessMeter
 from thinwire.runs.emulator.namespaces import RankNamespace
-from thinwire.runs.emulator.orphans import sweep
 from thinwire.runs.emulator.packets import LARGEST, cut, destination, on_the_wire
 from thinwire.runs.emulator.path import SimulatedNetwork
+from thinwire.runs.emulator.process_cleanup import sweep
 from thinwire.runs.emulator.syscalls import (
     CLONE_NEWNET,
     PR_SET_PDEATHSIG,
@@ -33,6 +32,7 @@ from thinwire.runs.emulator.syscalls import (
     prctl,
     setns,
 )
+from thinwire.runs.emulator.timing_error import LatenessMeter
 from thinwire.types import MeasurementError, ThinwireError
 
 BATCH = 32  # packets read from a device before others have their turn
@@ -44,7 +44,7 @@ class OwnerGone(Exception):
     """The process that wanted the emulation has ended."""
 
 
-class PacketRelay:
+class PacketRouter:
     """Move packets between the devices of ``ranks`` in the time of ``profiles``."""
 
     def __init__(self, ranks: list[RankNamespace], profiles: list[Profile], seed: int, limit: float) -> None:
@@ -72,7 +72,7 @@ class PacketRelay:
         self._dropped, self._seen = [0] * len(self._ranks), self._device_drops()
 
     def run(self, control: socket.socket) -> None:
-        """Relay until ``control`` says stop. Errors: ``OwnerGone``."""
+        """Route until ``control`` says stop. Errors: ``OwnerGone``."""
         self._poll.register(control.fileno(), select.EPOLLIN)
         while True:
             for fd, _ in self._poll.poll():
@@ -250,7 +250,7 @@ def _follow(owner: int, control: socket.socket) -> None:
 
 
 def serve(control: socket.socket, orders: dict[str, Any], user: bool) -> None:
-    """Build the network that ``orders`` ask for, and relay until the end.
+    """Build the network that ``orders`` ask for, and router until the end.
 
     ``user``: this process is in a user namespace of its own. Why it cannot be built is told over ``control``.
     """
@@ -260,12 +260,12 @@ def serve(control: socket.socket, orders: dict[str, Any], user: bool) -> None:
         inodes = [os.fstat(r.net).st_ino for r in ranks]
         _follow(orders["owner"], control)
         scheduling = _hurry()
-        relay = PacketRelay(ranks, profiles, orders["seed"], orders["limit"])
+        router = PacketRouter(ranks, profiles, orders["seed"], orders["limit"])
         gc.collect()
         gc.freeze()  # the loop makes no cycles, and a collection would make packets late
         gc.disable()
         _announce(control, user, ranks, scheduling)
-        relay.run(control)
+        router.run(control)
     except ThinwireError as e:
         control.send(json.dumps({"error": type(e).__name__, "text": str(e)}).encode())
     except (OwnerGone, BrokenPipeError):

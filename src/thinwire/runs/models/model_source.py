@@ -23,7 +23,7 @@ from thinwire.runs.models.families import Conversion, family_of, import_transfor
 from thinwire.runs.models.smollm import SMOLLM, smollm_folder
 from thinwire.runs.models.tokenizer import LAB_VOCAB, packaged_gpt2, trained_bpe
 from thinwire.runs.models.trial import check_split
-from thinwire.runs.models.weights import Stored, Weights
+from thinwire.runs.models.weight_loading import ConvertedWeights, WeightFolder
 from thinwire.runs.options import nearest
 from thinwire.types import WRONG_VALUES, InputError, require
 
@@ -70,7 +70,7 @@ class ModelSource:
         """Digest of the config and the weights, wherever they are: equal for copies of one model."""
         known = {k: v for k, v in self.config.to_dict().items() if not k.startswith("_") and k not in TOLD}
         said = json.dumps(known, sort_keys=True, default=str)
-        held = "" if self.weights is None else Weights(self.weights).digest()
+        held = "" if self.weights is None else WeightFolder(self.weights).digest()
         return hashlib.blake2b(f"{said}:{held}".encode(), digest_size=16).hexdigest()
 
     @property
@@ -218,7 +218,7 @@ def _pretrained(name: str, init: str | None, trial: bool) -> ModelSource:
     if trial:
         check_split(_dropping(config, 0.0))
     if weights is not None:  # a folder without usable ones is refused here, before any rank starts
-        notes = Stored(Weights(weights), Conversion(meta_model(config)), config).check()
+        notes = ConvertedWeights(WeightFolder(weights), Conversion(meta_model(config)), config).check()
     return ModelSource(name, family, config, _tokenizer(folder), weights, notes)
 
 

@@ -7,12 +7,13 @@ import threading
 from contextlib import ExitStack
 from typing import Any
 
-from thinwire.runs.machine.encoding import draws
+from thinwire.runs.machine.interrupts import stopped_by_signals
+from thinwire.runs.machine.standard_streams import draws
 
 SOON = 2.0  # seconds before which nobody needs to be told
 
 
-class Doing(ExitStack):
+class Activity(ExitStack):
     """Show what ``tell`` was last told on stderr: on a terminal a bar, from two seconds on, that goes again.
 
     Elsewhere nothing, or with ``lines`` each text as a line; ``quiet`` shows nothing.
@@ -63,3 +64,15 @@ class Doing(ExitStack):
             if self._bar is not None:
                 self._bar.stop()
             self._bar, self._lines, self._over = None, False, True
+
+
+def fetch_needs(*names: str | None, quiet: bool = False) -> None:
+    """Fetch the data and models of these names that are known and absent, once, with a bar on a terminal.
+
+    Names that are unknown here, a user's files say, are left to who reads them. Errors: those of the fetch;
+    ``KeyboardInterrupt`` once nothing half-fetched is left, after a Ctrl-C, SIGTERM or SIGHUP.
+    """
+    from thinwire.runs.models.fetch import fetch_missing
+
+    with stopped_by_signals(), Activity(quiet, lines=True) as doing:
+        fetch_missing((name for name in names if name), doing.tell)

@@ -1,8 +1,8 @@
 """The process of one rank: run a program by name, with the configuration in the environment.
 
-Started as ``python -m thinwire.runs.ranks.worker MODULE:FUNCTION MODULE:CLASS``, the class being that of the
-configuration. It writes lines of JSON on stdout: what went wrong, and events where the program has some. It
-reads orders on stdin, a line each, and ends when that closes: whoever started it is gone.
+Started as ``python -m thinwire.runs.ranks.rank_main MODULE:FUNCTION MODULE:CLASS``, the class being that of
+the configuration. It writes lines of JSON on stdout: what went wrong, and events where the program has some.
+It reads orders on stdin, a line each, and ends when that closes: whoever started it is gone.
 """
 
 from __future__ import annotations
@@ -109,8 +109,8 @@ def _listen() -> None:
 
 
 if __name__ == "__main__":
-    from thinwire.runs.ranks import worker  # by the name under which programs import it
+    from thinwire.runs.ranks import rank_main  # by the name under which programs import it
 
-    code = worker.main(*sys.argv[1:])
+    code = rank_main.main(*sys.argv[1:])
     sys.stderr.flush()
     os._exit(code)  # torch's gloo threads can abort an ordinary interpreter exit

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import codecs
 import io
+import json
 import os
 import sys
 from typing import IO, Any
@@ -14,6 +15,7 @@ PLAIN |= {"≤": "<=", "≥": ">=", "≈": "~", "‘": "'", "’": "'", "“": '
 PLAIN |= {"\N{BULLET}": "*", "\N{NO-BREAK SPACE}": " ", "\N{THIN SPACE}": " ", "\N{FULL BLOCK}": "#"}
 DUMB = ("dumb", "unknown")  # terminals without a cursor to move: those of editors and of some CI
 BYTES = range(0xDC80, 0xDD00)  # how Python reads bytes of file names that are no text
+PLAIN_WIDTH = 120  # columns where nobody's terminal says otherwise
 
 
 def accept_all() -> None:
@@ -40,3 +42,14 @@ def _in_ascii(error: UnicodeError) -> tuple[str, int]:
 
 def _plain(c: str) -> str:
     return f"\\x{ord(c) - 0xDC00:02x}" if ord(c) in BYTES else PLAIN.get(c, "?")
+
+
+def print_json(value: Any) -> None:
+    """Print one JSON document on stdout, and nothing else."""
+    sys.stdout.write(json.dumps(value, indent=1, allow_nan=False) + "\n")
+
+
+def tell(text: str) -> None:
+    """Print a line for people on stderr."""
+    sys.stderr.write(text + "\n")
+    sys.stderr.flush()

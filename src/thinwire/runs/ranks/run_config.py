@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from thinwire.links.security import is_loopback
 from thinwire.links.tcp import congestion
-from thinwire.runs import shared_options as shared
+from thinwire.runs import options as shared
 from thinwire.runs.options import Options, flag, option
 from thinwire.types import InputError
 

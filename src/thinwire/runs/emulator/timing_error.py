@@ -1,4 +1,4 @@
-"""How late the relay was: an emulated delay is true only as far as packets leave when they are due."""
+"""How late the router was: an emulated delay is true only as far as packets leave when they are due."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ class PacketLateness:
 
 
 def fault(late: PacketLateness, waited: float, dropped: int, allowed: float) -> str | None:
-    """Return why a relay did not keep time, or None; ``allowed`` [s] is its ``limit``.
+    """Return why a router did not keep time, or None; ``allowed`` [s] is its ``limit``.
 
     ``waited``: how long [s] it was ready to run but had no processor, on average. Packets are due from when
     they are read, so what they wait for that shows here alone. ``dropped``: how many the devices had no room
@@ -51,9 +51,9 @@ def fault(late: PacketLateness, waited: float, dropped: int, allowed: float) -> 
     if late.late_seconds > max(1.0, LATE_SHARE * late.seconds):
         return f"packets were late in {late.late_seconds} of {late.seconds} seconds"
     if waited > allowed:
-        return f"the relay waited {waited * 1e3:.2f} ms for a processor on average, {above}"
+        return f"the router waited {waited * 1e3:.2f} ms for a processor on average, {above}"
     if dropped > 0:
-        return f"packets were lost because the relay did not read them in time ({dropped} of them)"
+        return f"packets were lost because the router did not read them in time ({dropped} of them)"
     return None
 
 

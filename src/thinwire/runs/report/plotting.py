@@ -7,7 +7,7 @@ import re
 from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from thinwire.runs.records.runs import Run
+from thinwire.runs.records.finished_runs import Run
 from thinwire.types import MissingExtra
 
 if TYPE_CHECKING:

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
-from thinwire.runs.records.schema import INVALID, LinkInfo, RunRecord, UnitMetrics
+from thinwire.runs.records.run_record import INVALID, LinkInfo, RunRecord, UnitMetrics
 from thinwire.runs.records.writer import COMPARE, METRICS, RUN, read_json, read_metrics
 from thinwire.types import InputError
 

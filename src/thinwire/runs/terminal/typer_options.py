@@ -12,8 +12,8 @@ from typing import Annotated, Any
 import typer
 
 from thinwire.runs.options import Options, flag, from_text
-from thinwire.runs.ranks.config import JOB, RunConfig
 from thinwire.runs.ranks.rendezvous import under_torchrun
+from thinwire.runs.ranks.run_config import JOB, RunConfig
 
 Command = Callable[..., None]
 TYPES: dict[str, Any] = {"bool": bool, "tuple[str, ...]": list[str]}  # of fields that take no single word

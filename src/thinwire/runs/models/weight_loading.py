@@ -26,7 +26,7 @@ PACKED = re.compile(r"(scales?|scale_inv|zeros|zero_points?|qweight|g_idx|absmax
 NAMED = 5  # in one note
 
 
-class Weights:
+class WeightFolder:
     """The tensors of a Hugging Face folder, read by name one at a time, so that a stage opens only its own.
 
     ``InputError`` for a folder without safetensors, or with a broken or missing file.
@@ -92,10 +92,10 @@ class Weights:
             raise InputError(f"cannot read weights {self.folder / name} ({e}); fetch the model again") from e
 
 
-class Stored:
+class ConvertedWeights:
     """What the files of a folder have for each tensor of a model, under whatever names and forms."""
 
-    def __init__(self, weights: Weights, conversion: Conversion, config: Any) -> None:
+    def __init__(self, weights: WeightFolder, conversion: Conversion, config: Any) -> None:
         self.weights, self.conversion = weights, conversion
         self.twins = conversion.twins if config.tie_word_embeddings else ()
         self.unexpected: list[str] = []

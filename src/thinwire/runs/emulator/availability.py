@@ -15,7 +15,7 @@ try:
     isolation.isolate()
     from thinwire.runs.emulator import namespaces
     namespaces.make(rank=0, congestion="cubic", segments=2)
-except (isolation.Refusal, ValueError) as e:
+except (isolation.IsolationRefused, ValueError) as e:
     sys.exit(str(e))
 except ImportError:
     sys.exit("networks need pyroute2, which is absent; pip install 'thinwire[emulate]'")
