@@ -42,7 +42,7 @@ from bench.following.recording import (
 )
 from bench.following.rivals import Rival, rivals
 from bench.study.cells import Kept, makers, missing, run_study
-from thinwire.runs.models.source import resolve_model
+from thinwire.runs.models.model_source import resolve_model
 from thinwire.state import native
 from thinwire.state.history import History
 from thinwire.state.patches.patch import Patch

@@ -7,8 +7,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from bench.study.tables import DASH, Draw, Row, Rows, columns, table, yes
-from thinwire.runs.records.build import build
-from thinwire.runs.records.runs import Run
+from thinwire.runs.records.finished_runs import Run
+from thinwire.runs.records.run_record import build
 from thinwire.uses.following.run.cards import saving
 from thinwire.uses.following.run.record import StateRecord, StateVersionMetrics
 

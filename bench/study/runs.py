@@ -5,7 +5,7 @@ from __future__ import annotations
 import tempfile
 from typing import Any
 
-from thinwire.runs.ranks.places import place_of
+from thinwire.runs.ranks.launcher import launcher_of
 from thinwire.runs.ranks.supervise import Workers
 from thinwire.runs.records.writer import load_run, read_metrics
 from thinwire.types import MeasurementError
@@ -37,7 +37,7 @@ def timed(program: str, seconds: float, options: dict[str, Any]) -> tuple[Any, d
     """
     with tempfile.TemporaryDirectory() as out:
         config = TrainConfig(**(options | APART | {"out": out}))
-        with place_of(config) as place, Workers(place, program) as ranks:
+        with launcher_of(config) as place, Workers(place, program) as ranks:
             for _ in range(config.ranks):
                 ranks.start(config)
             found = ranks.until("timed", 0, seconds)["found"]

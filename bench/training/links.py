@@ -28,12 +28,11 @@ from torch import Tensor
 
 from bench.study.cells import Kept, run_study
 from bench.study.runs import timed, trained
-from thinwire.runs.emulator.lift import lifted
-from thinwire.runs.machine.heap import keep_freed
-from thinwire.runs.machine.processor import pick_threads
+from thinwire.runs.emulator.shaping_control import lifted
+from thinwire.runs.machine.processor import keep_freed, pick_threads
 from thinwire.runs.ranks.linkwatch import LinkWatch
+from thinwire.runs.ranks.rank_main import say
 from thinwire.runs.ranks.telemetry import Telemetry
-from thinwire.runs.ranks.worker import say
 from thinwire.runs.ranks.world import World
 from thinwire.uses.training.pipeline.recipes import parse_recipe
 from thinwire.uses.training.run.options import TrainConfig

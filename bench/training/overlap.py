@@ -18,8 +18,8 @@ import torch
 from bench.study.cells import RESULTS, Cells, made_by
 from bench.study.runs import timed
 from thinwire.runs.machine.processor import cores, pick_threads
+from thinwire.runs.ranks.rank_main import say
 from thinwire.runs.ranks.telemetry import Telemetry
-from thinwire.runs.ranks.worker import say
 from thinwire.runs.ranks.world import World
 from thinwire.runs.records.writer import read_json
 from thinwire.uses.training.run.options import TrainConfig

@@ -8,7 +8,7 @@ from typing import Any
 
 from bench.study.tables import DASH, Draw, Row, Rows, columns, percent, table, tabled, times, yes
 from thinwire.links.shape import LinkShape
-from thinwire.runs.records.runs import Run
+from thinwire.runs.records.finished_runs import Run
 from thinwire.uses.kinds import read_record
 from thinwire.uses.training.run import replica_cards
 

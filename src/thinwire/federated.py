@@ -32,7 +32,7 @@ def compare(
     >>> record.totals["rounds"]
     2
     """
-    from thinwire.runs.records.holding import holding
+    from thinwire.runs.records.folder_lock import holding
     from thinwire.uses.federated.run.comparison import run_all
     from thinwire.uses.federated.run.options import FederatedConfig
     from thinwire.uses.kinds import load_run
@@ -53,7 +53,7 @@ def serve(
     ``announce`` is told the port as soon as the server listens. ``options``: those of ``federate-serve``.
     Errors: ``InputError``; ``LinkError`` naming the clients that are missing.
     """
-    from thinwire.runs.records.holding import holding
+    from thinwire.runs.records.folder_lock import holding
     from thinwire.uses.federated.run.options import ServeConfig
     from thinwire.uses.federated.run.server_program import FederationServer
     from thinwire.uses.kinds import load_run

@@ -19,7 +19,7 @@ class Terminal(io.StringIO):
 
 def shown(monkeypatch: pytest.MonkeyPatch, stream: io.StringIO, seconds: float = 0.0, **options: bool) -> str:
     monkeypatch.setattr("sys.stderr", stream)
-    with activity.Doing(**options) as told:
+    with activity.Activity(**options) as told:
         told.tell("reading")
         end = time.monotonic() + seconds
         while time.monotonic() < end and "reading" not in stream.getvalue():

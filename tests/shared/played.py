@@ -6,7 +6,7 @@ import os
 import signal
 from dataclasses import dataclass
 
-from thinwire.runs.ranks.config import RunConfig
+from thinwire.runs.ranks.run_config import RunConfig
 from thinwire.types import InputError, LinkError
 
 LONG = 90.0  # seconds; a limit, not an expectation
@@ -21,7 +21,7 @@ class Two(RunConfig):
 
 def play(config: RunConfig) -> None:
     """Do, as a rank, what the orders say."""
-    from thinwire.runs.ranks.worker import await_order, next_order, say
+    from thinwire.runs.ranks.rank_main import await_order, next_order, say
 
     print("what a library prints is no word of the rank's")
     say("ready", seed=config.seed)

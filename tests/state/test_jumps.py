@@ -8,9 +8,9 @@ import torch
 from histories import follower
 from replicas import LONG
 
-from thinwire.state.code import blocks, changes
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
+from thinwire.state.patch_code import blocks, changes
 from thinwire.uses.following.pull.store_reader import ShelfReader
 from thinwire.uses.following.pull.store_writer import ShelfWriter
 from thinwire.uses.following.push.follower import Follower

@@ -19,7 +19,7 @@ from launchers import until
 
 from thinwire.runs.emulator import process_cleanup, session
 from thinwire.runs.emulator.namespaces import QUEUE
-from thinwire.runs.emulator.session import RelayProcess
+from thinwire.runs.emulator.session import RouterProcess
 from thinwire.runs.emulator.shaping_control import CONTROL, lifted, rewind
 from thinwire.runs.emulator.timing_error import PacketLateness, fault
 from thinwire.runs.ranks.commands import run_ranks
@@ -73,8 +73,8 @@ def test_a_command_that_deletes_its_device_ends_the_measurement() -> None:
 def test_what_a_device_drops_while_the_relay_is_held_up_is_counted() -> None:
     with emulation("100mbit,1ms") as net:
         assert net.state()["device_dropped"] == [0, 0]
-        assert net._relay is not None
-        router = net._relay._process.pid
+        assert net._router is not None
+        router = net._router._process.pid
         os.kill(router, signal.SIGSTOP)
         flood = [sys.executable, "-c", FLOOD, str(2 * QUEUE)]
         try:
@@ -92,7 +92,7 @@ def test_what_a_device_drops_while_the_relay_is_held_up_is_counted() -> None:
 def test_a_late_answer_is_never_taken_for_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(session, "ANSWER", 0.1)
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
-    router = RelayProcess.__new__(RelayProcess)
+    router = RouterProcess.__new__(RouterProcess)
     router._asking, router._lost, router._control = threading.Lock(), None, near
     with near, far:
         with pytest.raises(MeasurementError, match="no answer"):

@@ -15,7 +15,7 @@ from launchers import gone
 from played import LONG, Two
 
 from thinwire.runs.ranks import supervise
-from thinwire.runs.ranks.places import Here
+from thinwire.runs.ranks.launcher import LocalLauncher
 from thinwire.runs.ranks.supervise import Workers
 from thinwire.types import InputError, LinkError, ThinwireError
 
@@ -35,7 +35,7 @@ def start(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Any:
 
 
 def test_ranks_take_orders_and_say_what_happens(start: Any) -> None:
-    with Here() as place, Workers(place, PROGRAM) as workers:
+    with LocalLauncher() as place, Workers(place, PROGRAM) as workers:
         start(workers, "echo a b")
         assert workers.until("ready", 0)["seed"] == 5
         rank, said = workers.hear(LONG)
@@ -68,7 +68,11 @@ def test_the_failure_that_tells_most_is_raised(
     start: Any, orders: tuple[str, ...], names: tuple[str, ...], kind: type[Exception], words: str
 ) -> None:
     begun = time.monotonic()
-    with pytest.raises(kind, match=words), Here() as place, Workers(place, PROGRAM, names) as workers:
+    with (
+        pytest.raises(kind, match=words),
+        LocalLauncher() as place,
+        Workers(place, PROGRAM, names) as workers,
+    ):
         start(workers, *orders)
         workers.wait(LONG)
     assert [p.poll() is not None for p in workers.processes] == [True, True]
@@ -78,7 +82,7 @@ def test_the_failure_that_tells_most_is_raised(
 def test_a_killed_rank_is_named_with_a_remedy(start: Any, tmp_path: Path) -> None:
     with (
         pytest.raises(LinkError, match=r"^the second one process was ended by SIGKILL; try again$"),
-        Here() as place,
+        LocalLauncher() as place,
         Workers(place, PROGRAM, ("one", "second one"), lambda: "try again") as workers,
     ):
         start(workers, "wait", "wait")
@@ -94,7 +98,7 @@ def test_a_lost_peer_alone_is_told_once_others_had_their_time(
     monkeypatch.setattr(supervise, "GRACE", 0.5)
     with (
         pytest.raises(LinkError, match=r"^rank 1 is lost$"),
-        Here() as place,
+        LocalLauncher() as place,
         Workers(place, PROGRAM) as workers,
     ):
         start(workers, "link rank 1 is lost", "wait")
@@ -107,16 +111,16 @@ def test_a_rank_that_hears_no_signal_is_killed_at_a_second_interrupt(
     def interrupt(_: float) -> None:
         raise KeyboardInterrupt
 
-    with pytest.raises(KeyboardInterrupt), Here() as place, Workers(place, PROGRAM) as workers:
+    with pytest.raises(KeyboardInterrupt), LocalLauncher() as place, Workers(place, PROGRAM) as workers:
         start(workers, "deaf")
         workers.until("deaf", 0)
-        monkeypatch.setattr("thinwire.runs.machine.processes.time.sleep", interrupt)
+        monkeypatch.setattr("thinwire.runs.machine.interrupts.time.sleep", interrupt)
         raise KeyboardInterrupt
     assert workers.processes[0].returncode == -signal.SIGKILL
 
 
 def test_a_rank_ends_with_its_starter(start: Any) -> None:
-    with Here() as place, Workers(place, PROGRAM) as workers:
+    with LocalLauncher() as place, Workers(place, PROGRAM) as workers:
         start(workers, "deaf")
         workers.until("deaf", 0)
         process: subprocess.Popen[str] = workers.processes[0]

@@ -1,4 +1,4 @@
-"""Is the emulated network what was asked for? Measured with real sockets, not by the router's own counters."""
+"""Is the emulated network what was asked for? Measured with real sockets, not by the router's counters."""
 
 from __future__ import annotations
 

@@ -8,7 +8,7 @@ import pytest
 from typer.testing import CliRunner
 
 from thinwire.cli.app import app
-from thinwire.runs.data import debian, images
+from thinwire.runs.data import debian, fashion
 from thinwire.uses.federated.commands.demo import FEDERATED_DEMO
 from thinwire.uses.federated.recipes import parse_federated_recipe
 from thinwire.uses.federated.run.fleet import load_fleet
@@ -27,7 +27,7 @@ def test_it_runs_three_published_methods_and_ours_to_one_accuracy() -> None:
 def test_where_the_data_cannot_be_fetched_one_sentence_says_how_to_get_them(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(images, "PACKAGED", tmp_path / "packaged")
+    monkeypatch.setattr(fashion, "PACKAGED", tmp_path / "packaged")
     monkeypatch.setattr(debian, "UPSTREAM", "http://127.0.0.1:9")
     monkeypatch.setenv("PATH", str(tmp_path))  # without apt
     places = {"THINWIRE_DATA": str(tmp_path), "THINWIRE_CACHE": str(tmp_path), "NO_COLOR": "1"}

@@ -25,7 +25,7 @@ from waiting import LONG, until
 from wired import Gone, Wired, thousand
 
 from thinwire.files.local_folder import open_folder
-from thinwire.state.patches import lane
+from thinwire.state.patches import draft
 from thinwire.uses.following.pull.manifest import Proof
 from thinwire.uses.following.pull.retention import RetentionPolicy
 from thinwire.uses.following.pull.store_fetching import Fetching
@@ -137,7 +137,7 @@ def test_old_files_stay_for_their_time_whatever_the_clock_is_set_to(plain):
 
 
 def test_a_keyframe_that_takes_long_to_write_gets_into_the_manifest(plain, monkeypatch):
-    monkeypatch.setattr(lane, "LATELY", 0.0)  # it takes longer than that
+    monkeypatch.setattr(draft, "LATELY", 0.0)  # it takes longer than that
     source, go_on = crowded(), threading.Event()
     folder = Uploads(plain, "keyframes", lambda: go_on.wait(LONG))
     go_on.set()
@@ -240,7 +240,7 @@ def test_a_keyframe_is_of_the_newest_version_there_with_what_was_published_along
 
 
 def test_others_marks_do_not_cost_a_shelf_its_base(plain, monkeypatch):
-    monkeypatch.setattr(lane, "LATELY", 0.0)  # a feed's last patch is not what keeps it
+    monkeypatch.setattr(draft, "LATELY", 0.0)  # a feed's last patch is not what keeps it
     source = crowded()
     store = writing(plain, source, keyframe_every=4096)
     source.publish()

@@ -7,9 +7,9 @@ from typing import Annotated, Any
 import typer
 
 from thinwire.runs.machine.interrupts import stopped_by_signals
-from thinwire.runs.terminal.needs import fetch_needs
-from thinwire.runs.terminal.options import with_config
-from thinwire.runs.terminal.output import tell
+from thinwire.runs.machine.standard_streams import tell
+from thinwire.runs.terminal.activity import fetch_needs
+from thinwire.runs.terminal.typer_options import with_config
 from thinwire.uses.federated.run.options import JoinConfig
 
 Server = Annotated[str, typer.Argument(metavar="HOST:PORT", help="Where the server listens.")]

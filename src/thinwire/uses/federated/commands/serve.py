@@ -10,12 +10,12 @@ import typer
 
 from thinwire.links.address import Address
 from thinwire.runs.machine.interrupts import stopped_by_signals
-from thinwire.runs.records.holding import holding
+from thinwire.runs.machine.standard_streams import tell
+from thinwire.runs.records.folder_lock import holding
 from thinwire.runs.records.writer import REPORT, forget
-from thinwire.runs.terminal.needs import fetch_needs
-from thinwire.runs.terminal.options import with_config
-from thinwire.runs.terminal.output import tell
-from thinwire.runs.terminal.places import reached_at
+from thinwire.runs.terminal.activity import fetch_needs
+from thinwire.runs.terminal.addresses import reached_at
+from thinwire.runs.terminal.typer_options import with_config
 from thinwire.uses.federated.run.options import ROUNDS, ServeConfig
 from thinwire.uses.kinds import finish, load_run, load_runs
 

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import NamedTuple
 
 from thinwire.choosing.registry import Recipe
-from thinwire.runs.records.runs import slug
-from thinwire.runs.records.schema import status_of
+from thinwire.runs.records.finished_runs import slug
+from thinwire.runs.records.run_record import status_of
 from thinwire.types import ThinwireError
 from thinwire.uses.federated.choosing.client_profile import FederatedPolicy
 from thinwire.uses.federated.recipes import METHOD, Method, parse_federated_recipe

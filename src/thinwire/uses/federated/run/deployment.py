@@ -18,11 +18,11 @@ from thinwire.links.hub.spoke import Spoke
 from thinwire.links.profile import Profile
 from thinwire.runs.machine.interrupts import stopped_by_signals
 from thinwire.runs.options import option
-from thinwire.runs.ranks.config import RunConfig
-from thinwire.runs.ranks.places import place_of
-from thinwire.runs.ranks.rendezvous import place
+from thinwire.runs.ranks.launcher import launcher_of
+from thinwire.runs.ranks.rank_main import await_order, say
+from thinwire.runs.ranks.rendezvous import rank_and_world
+from thinwire.runs.ranks.run_config import RunConfig
 from thinwire.runs.ranks.supervise import Workers
-from thinwire.runs.ranks.worker import await_order, say
 from thinwire.runs.records.writer import RUN, load_run, write_json
 from thinwire.uses.federated.aggregation_server import Server
 from thinwire.uses.federated.client import Client
@@ -139,7 +139,7 @@ def _run(config: FederatedConfig, seed: int) -> Deployed:
         out=str(folder), seed=seed, link=config.link, emulate=config.emulate, federated=config.to_json()
     )
     names = ["server", *(f"client {i}" for i in range(config.clients))]
-    with stopped_by_signals(), place_of(asked, check=False) as place:
+    with stopped_by_signals(), launcher_of(asked, check=False) as place:
         with Workers(place, PROGRAM, names) as workers:
             for _ in names:
                 workers.start(asked)
@@ -183,7 +183,7 @@ class DeployConfig(RunConfig):
 
 def run_rank(config: DeployConfig) -> None:
     """Serve as the first rank, take part as another; one thread each, as whoever simulates it."""
-    rank, _ = place()
+    rank, _ = rank_and_world()
     torch.set_num_threads(1)
     if rank == 0:
         serve(config)

@@ -8,9 +8,9 @@ from dataclasses import dataclass
 
 from thinwire.links.address import Address
 from thinwire.links.security import check_host, read_token
-from thinwire.runs import shared_options as shared
+from thinwire.runs import options as shared
 from thinwire.runs.options import Options, option
-from thinwire.runs.records.runs import slug
+from thinwire.runs.records.finished_runs import slug
 from thinwire.types import InputError, require
 
 LEARNING, DATA, CLIENTS, OUTPUT, MACHINES = "Learning", "Data", "Clients", "Output", "Machines"

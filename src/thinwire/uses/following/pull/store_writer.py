@@ -18,9 +18,9 @@ from thinwire.files.base import Folder, refusal
 from thinwire.files.local_folder import open_folder
 from thinwire.files.safetensors import wrap
 from thinwire.links.inbox import renewed
-from thinwire.state.code.stream import check_coder
 from thinwire.state.history import History
 from thinwire.state.layout import Bounds, Dtypes, Layout
+from thinwire.state.patch_code.patch_stream import check_coder
 from thinwire.state.patches import body
 from thinwire.state.patches.patch import Meta, Patch, Version
 from thinwire.types import InputError, LinkError, PayloadError, ThinwireError, require

@@ -16,8 +16,8 @@ from thinwire.links.hub.spoke import Spoke
 from thinwire.links.hub.station import SILENCE, EventKind
 from thinwire.links.names import tried
 from thinwire.links.tcp.congestion import AUTO
-from thinwire.state.code.stream import check_coder
 from thinwire.state.layout import MAX_NBYTES, Layout
+from thinwire.state.patch_code.patch_stream import check_coder
 from thinwire.state.patches.patch import Version
 from thinwire.state.replica import CHECK_EVERY, Replica
 from thinwire.types import InputError, LinkError, PayloadError, require

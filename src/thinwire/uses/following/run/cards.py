@@ -7,12 +7,11 @@ import statistics
 from collections.abc import Sequence
 from typing import Any
 
+from thinwire.runs.records.finished_runs import Run
 from thinwire.runs.records.progress import megabytes
-from thinwire.runs.records.runs import Run
-from thinwire.runs.report.cards import card, dot, grid, legend, table
 from thinwire.runs.report.details import Rows
-from thinwire.runs.report.drawing import RULE, WIDTH, Curve, labelled, lines, new_axes, series_colour
-from thinwire.runs.report.terminal import terminal_table
+from thinwire.runs.report.elements import card, dot, grid, legend, table, terminal_table
+from thinwire.runs.report.plotting import RULE, WIDTH, Curve, labelled, lines, new_axes, series_colour
 from thinwire.uses.following.run.record import FollowerLog, StateRecord
 from thinwire.uses.following.run.state_demo import DASH, seconds
 

@@ -16,14 +16,13 @@ from torch import Tensor, nn
 from thinwire.links.profile import Profile
 from thinwire.runs.data.batches import Batches
 from thinwire.runs.data.corpus import load_corpus
-from thinwire.runs.data.loss import next_token_loss
-from thinwire.runs.data.packing import pack
+from thinwire.runs.data.task import next_token_loss, pack
 from thinwire.runs.machine.processor import cores
 from thinwire.runs.models.families import import_transformers
-from thinwire.runs.models.source import ModelSource, resolve_model
+from thinwire.runs.models.model_source import ModelSource, resolve_model
 from thinwire.runs.models.tokenizer import tokenise
-from thinwire.runs.ranks.rendezvous import place
-from thinwire.runs.ranks.worker import await_order, next_order, say
+from thinwire.runs.ranks.rank_main import await_order, next_order, say
+from thinwire.runs.ranks.rendezvous import rank_and_world
 from thinwire.types import InputError, require
 from thinwire.uses.following.push.follower import Follower
 from thinwire.uses.following.push.publisher import Publisher
@@ -39,7 +38,7 @@ ENOUGH = 4  # tokens that are prepared, in tokens that are trained on
 
 def run_rank(config: StateConfig) -> None:
     """Train and publish as the first rank, follow as another."""
-    rank, _ = place()
+    rank, _ = rank_and_world()
     if rank == 0:
         train(config)
     else:

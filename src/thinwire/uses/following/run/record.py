@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from thinwire.runs.options import Options
-from thinwire.runs.records.schema import RunRecord, UnitMetrics, about
+from thinwire.runs.records.run_record import RunRecord, UnitMetrics, about
 from thinwire.uses.following.run.options import StateConfig
 
 STREAM = "changes"

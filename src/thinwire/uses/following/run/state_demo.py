@@ -10,13 +10,12 @@ from typing import Any
 
 from thinwire.runs.machine.interrupts import stopped_by_signals
 from thinwire.runs.machine.processor import cores, environment
-from thinwire.runs.models.source import resolve_model
-from thinwire.runs.ranks.places import Emulated, Here, Place, link_of
+from thinwire.runs.models.model_source import resolve_model
+from thinwire.runs.ranks.launcher import EmulatedLauncher, Launcher, LocalLauncher, link_of
 from thinwire.runs.ranks.supervise import Heard, Workers
-from thinwire.runs.records.display import Display
-from thinwire.runs.records.progress import megabytes
-from thinwire.runs.records.runs import Run
-from thinwire.runs.records.schema import LinkInfo, RecipeText, status_of
+from thinwire.runs.records.finished_runs import Run
+from thinwire.runs.records.progress import Display, megabytes
+from thinwire.runs.records.run_record import LinkInfo, RecipeText, status_of
 from thinwire.runs.records.writer import RunWriter
 from thinwire.types import InputError
 from thinwire.uses.following.recipes import STATE
@@ -142,15 +141,15 @@ def _new_record(config: StateConfig, link: LinkInfo, why: str | None) -> StateRe
     return record
 
 
-def _place(config: StateConfig, stack: ExitStack) -> tuple[StateConfig, Place, str | None]:
+def _place(config: StateConfig, stack: ExitStack) -> tuple[StateConfig, Launcher, str | None]:
     """Return an emulated network where one can be had, else this machine's loopback and the reason."""
     why = "it was not asked for"
     if config.emulate:
         try:
-            return config, stack.enter_context(Emulated(config, check=False)), None
+            return config, stack.enter_context(EmulatedLauncher(config, check=False)), None
         except InputError as e:
             why = str(e)
-    return config.replace(emulate=False), stack.enter_context(Here()), why
+    return config.replace(emulate=False), stack.enter_context(LocalLauncher()), why
 
 
 class StateRecorder:

@@ -17,12 +17,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from thinwire.runs.data.images import CLASSES
-from thinwire.runs.machine.heap import keep_freed
+from thinwire.runs.data.fashion import CLASSES
 from thinwire.runs.machine.interrupts import stopped_by_signals
-from thinwire.runs.machine.processor import peak_rss_bytes, pick_threads
+from thinwire.runs.machine.processor import keep_freed, peak_rss_bytes, pick_threads
 from thinwire.runs.ranks.joining import check_options, joined
-from thinwire.runs.ranks.places import place_of
+from thinwire.runs.ranks.launcher import launcher_of
 from thinwire.runs.ranks.rendezvous import starts_all
 from thinwire.runs.ranks.supervise import Workers
 from thinwire.runs.ranks.telemetry import Telemetry
@@ -57,7 +56,7 @@ def launch(config: PicturesConfig) -> list[Path]:
             for picture in folder.glob("picture*.png"):
                 picture.unlink()
     if alone:
-        with stopped_by_signals(), place_of(config) as place:
+        with stopped_by_signals(), launcher_of(config) as place:
             with Workers(place, PROGRAM) as ranks:
                 ranks.run(config)
             place.book(*folders)
