@@ -10,9 +10,9 @@ from typing import Any
 import matplotlib
 
 from bench.study.cells import RESULTS, Kept
-from thinwire.runs.records.runs import Run
+from thinwire.runs.records.finished_runs import Run
 from thinwire.runs.records.writer import read_json
-from thinwire.runs.report.drawing import smooth
+from thinwire.runs.report.plotting import smooth
 from thinwire.uses.kinds import read_record
 from thinwire.uses.training.run import replica_cards
 

@@ -19,8 +19,8 @@ from bench.training import rounds
 from bench.training.links import AUTO, COMMON, FIXED, JOBS, KEPT, LIFTED, LINKS, VERIFIED, cells, sent
 from bench.training.predict import bound, is_same, line_seconds, measured_seconds, of_bound, predict_run
 from thinwire.links.profile import Profile
-from thinwire.runs.records.build import build
-from thinwire.runs.records.runs import Run
+from thinwire.runs.records.finished_runs import Run
+from thinwire.runs.records.run_record import build
 from thinwire.uses.training.run.record import StepMetrics, TrainRecord
 
 SLOW = 0.15  # fp32 keeps at most so much of its speed: the cells the goals are about

@@ -8,7 +8,7 @@ import pytest
 from commanded import invoke
 
 from thinwire.runs.data import corpus as data
-from thinwire.runs.models.source import model_config
+from thinwire.runs.models.model_source import model_config
 from thinwire.uses.training.planning.machines_file import MachineSpeed
 
 JOB = ("--model", "gpt2-lab", "--seq", "32", "--batch", "4", "--microbatches", "4")

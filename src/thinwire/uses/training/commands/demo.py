@@ -7,9 +7,9 @@ from typing import Any
 
 import typer
 
-from thinwire.runs.emulator.possible import as_emulated
-from thinwire.runs.terminal.options import with_config
-from thinwire.runs.terminal.output import tell
+from thinwire.runs.emulator.availability import as_emulated
+from thinwire.runs.machine.standard_streams import tell
+from thinwire.runs.terminal.typer_options import with_config
 from thinwire.uses.training.commands.compare_runs import configs_of, run_all
 from thinwire.uses.training.run.options import TrainConfig
 

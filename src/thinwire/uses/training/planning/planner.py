@@ -10,8 +10,7 @@ from typing import Any
 import torch
 
 from thinwire.choosing.policy import gaussian_bits
-from thinwire.runs.machine.heap import keep_freed
-from thinwire.runs.machine.processor import pick_dtype, pick_threads
+from thinwire.runs.machine.processor import keep_freed, pick_dtype, pick_threads
 from thinwire.runs.models.cuts import (
     counted_costs,
     embedding_numel,
@@ -20,7 +19,7 @@ from thinwire.runs.models.cuts import (
     median_seconds,
 )
 from thinwire.runs.models.lora import add_adapters, require_peft
-from thinwire.runs.models.source import model_config
+from thinwire.runs.models.model_source import model_config
 from thinwire.types import InputError, require
 from thinwire.uses.training.pipeline.choosing.pipeline_plan import (
     Cut,

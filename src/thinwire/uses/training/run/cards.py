@@ -8,11 +8,11 @@ from dataclasses import replace
 from itertools import accumulate, count
 from typing import TYPE_CHECKING
 
+from thinwire.runs.records.finished_runs import Run, differences, over
 from thinwire.runs.records.progress import megabytes
-from thinwire.runs.records.runs import Run, differences, over
-from thinwire.runs.report.cards import card, dot, grid, legend, memory, run_legend, scroll
 from thinwire.runs.report.details import Rows
-from thinwire.runs.report.drawing import (
+from thinwire.runs.report.elements import card, dot, grid, legend, memory, run_legend, scroll
+from thinwire.runs.report.plotting import (
     INK,
     PARTS,
     SERIES,

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from thinwire.runs.options import COUNTED, flag, option
-from thinwire.runs.ranks.config import JOB, OUTPUT, RunConfig
+from thinwire.runs.ranks.run_config import JOB, OUTPUT, RunConfig
 from thinwire.types import InputError
 from thinwire.uses.training.run.learning_rates import SAFE_RATES, learning_rate
 
@@ -402,7 +402,7 @@ def _check(config: TrainConfig) -> None:
 
 
 def _images(config: TrainConfig) -> None:
-    from thinwire.runs.data.images import FASHION  # here, as below
+    from thinwire.runs.data.fashion import FASHION  # here, as below
     from thinwire.runs.models.cnn import CNN
 
     if (config.model == CNN) != (config.data == FASHION):

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import TYPE_CHECKING
 
+from thinwire.runs.records.finished_runs import Run
 from thinwire.runs.records.progress import megabytes
-from thinwire.runs.records.runs import Run
-from thinwire.runs.report.cards import card, dot, grid, legend, memory, run_legend, table
-from thinwire.runs.report.drawing import PARTS, Points, by_run, lines
+from thinwire.runs.report.elements import card, dot, grid, legend, memory, run_legend, table
+from thinwire.runs.report.plotting import PARTS, Points, by_run, lines
 from thinwire.uses.training.run.cards import (
     bandwidth,
     changed,

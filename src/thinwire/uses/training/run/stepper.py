@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, ScheduleInterleaved1F1B
 
 from thinwire.channels.disk import open_store
-from thinwire.runs.data.loss import BatchLoss, learnt
+from thinwire.runs.data.task import BatchLoss, learnt
 from thinwire.runs.machine.processor import pick_dtype
 from thinwire.runs.models.cnn import CNN, build_cnn
 from thinwire.runs.models.dropout import seed_dropout

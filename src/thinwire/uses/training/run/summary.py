@@ -10,10 +10,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from thinwire.runs.records.finished_runs import Run, over, unequal
 from thinwire.runs.records.progress import megabytes
-from thinwire.runs.records.runs import Run, over, unequal
-from thinwire.runs.records.schema import INVALID
-from thinwire.runs.report.terminal import terminal_table
+from thinwire.runs.records.run_record import INVALID
+from thinwire.runs.report.elements import terminal_table
 from thinwire.uses.training.run.record import TrainRecord
 
 if TYPE_CHECKING:
