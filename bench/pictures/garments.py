@@ -22,8 +22,8 @@ from torch import Tensor, nn
 from torch.nn import functional
 
 from bench.study.cells import RESULTS, Cells, made_by
-from thinwire.runs.data.images import CLASSES, PIXELS, load_fashion
-from thinwire.runs.data.images import SIDE as WITHOUT_EDGE
+from thinwire.runs.data.fashion import CLASSES, PIXELS, load_fashion
+from thinwire.runs.data.fashion import SIDE as WITHOUT_EDGE
 from thinwire.runs.models.cnn import CnnConfig, build_cnn
 from thinwire.runs.records.writer import write_json
 from thinwire.uses.pictures.run import flux_fashion, flux_fashion_moe

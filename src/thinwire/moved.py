@@ -47,7 +47,7 @@ PLACES = {
     "lab.pictures": "uses.pictures.run",
     "lab.planning": "uses.training.planning",
     "lab.scenes": "uses.scenes.run",
-    "lab.shared": "runs.shared_options",
+    "lab.shared": "runs.options",
     "lab.train": "uses.training.run",
     "lab.weights": "uses.models.run",
     "cli.terminal": "runs.terminal",
@@ -97,6 +97,53 @@ PLACES = {
     "state.past": "state.log",
     "state.patches.lane": "state.patches.draft",
     "state.view": "state.binding",
+    "choosing.base": "choosing.policy",
+    "choosing.ladder": "choosing.policy",
+    "collectives.base": "collectives.exchange",
+    "collectives.gather": "collectives.exchange",
+    "collectives.group": "collectives.exchange",
+    "files.framing": "files.safetensors",
+    "runs.data.images": "runs.data.fashion",
+    "runs.data.loss": "runs.data.task",
+    "runs.data.packing": "runs.data.task",
+    "runs.emulator.check": "runs.emulator.network_check",
+    "runs.emulator.enter": "runs.emulator.namespace_entry",
+    "runs.emulator.lateness": "runs.emulator.timing_error",
+    "runs.emulator.lift": "runs.emulator.shaping_control",
+    "runs.emulator.orphans": "runs.emulator.process_cleanup",
+    "runs.emulator.possible": "runs.emulator.availability",
+    "runs.emulator.relay": "runs.emulator.router",
+    "runs.emulator.relay_process": "runs.emulator.session",
+    "runs.machine.encoding": "runs.machine.standard_streams",
+    "runs.machine.heap": "runs.machine.processor",
+    "runs.machine.processes": "runs.machine.interrupts",
+    "runs.models.source": "runs.models.model_source",
+    "runs.models.weights": "runs.models.weight_loading",
+    "runs.ranks.config": "runs.ranks.run_config",
+    "runs.ranks.places": "runs.ranks.launcher",
+    "runs.ranks.worker": "runs.ranks.rank_main",
+    "runs.records.build": "runs.records.run_record",
+    "runs.records.display": "runs.records.progress",
+    "runs.records.holding": "runs.records.folder_lock",
+    "runs.records.runs": "runs.records.finished_runs",
+    "runs.records.schema": "runs.records.run_record",
+    "runs.report.cards": "runs.report.elements",
+    "runs.report.drawing": "runs.report.plotting",
+    "runs.report.style": "runs.report.page",
+    "runs.report.terminal": "runs.report.elements",
+    "runs.shared_options": "runs.options",
+    "runs.terminal.command": "runs.terminal.shell_command",
+    "runs.terminal.doing": "runs.terminal.activity",
+    "runs.terminal.needs": "runs.terminal.activity",
+    "runs.terminal.options": "runs.terminal.typer_options",
+    "runs.terminal.output": "runs.machine.standard_streams",
+    "runs.terminal.places": "runs.terminal.addresses",
+    "state.patch_code.class_split": "state.patch_code.classes",
+    "state.patch_code.gather": "state.patch_code.indexing",
+    "state.patch_code.jumps": "state.patch_code.changes",
+    "state.patch_code.masks": "state.patch_code.indexing",
+    "state.patch_code.numbers": "state.patch_code.patch_stream",
+    "state.patch_code.stream": "state.patch_code.patch_stream",
 }
 FOLDERS = {"assets", "assets.code", "engines", "lab", "policies", "recipes"}  # that held what moved
 
@@ -223,7 +270,8 @@ def new_name(old: str) -> str | None:
     """
     words = old.split(".")
     heads = [(".".join(words[:n]), words[n:]) for n in range(len(words), 0, -1)]
-    return next((".".join([PLACES[head], *rest]) for head, rest in heads if head in PLACES), None)
+    new = next((".".join([PLACES[head], *rest]) for head, rest in heads if head in PLACES), None)
+    return new and (new_name(new) or new)  # which may have another name since
 
 
 def put_up() -> None:
