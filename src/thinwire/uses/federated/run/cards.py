@@ -6,12 +6,11 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
 
+from thinwire.runs.records.finished_runs import Run
 from thinwire.runs.records.progress import megabytes
-from thinwire.runs.records.runs import Run
-from thinwire.runs.report.cards import card, grid, memory, run_legend, scroll, table
 from thinwire.runs.report.details import Rows
-from thinwire.runs.report.drawing import Points, by_run, lines
-from thinwire.runs.report.terminal import terminal_table
+from thinwire.runs.report.elements import card, grid, memory, run_legend, scroll, table, terminal_table
+from thinwire.runs.report.plotting import Points, by_run, lines
 from thinwire.uses.federated.run.record import AccuracyPoint, FederatedRecord
 
 FederatedRun = Run[FederatedRecord]
