@@ -71,6 +71,7 @@ PLACES = {
     "policies.base": "choosing.policy",
     "policies.ladder": "choosing.policy",
     "exchange.base": "collectives.exchange",
+    "exchange.framing": "collectives.exchange",
     "exchange.gather": "collectives.exchange",
     "exchange.group": "collectives.exchange",
     "exchange.posts": "collectives.exchange",

@@ -5,8 +5,9 @@ Post what belongs to a step, go on computing, collect it later.
 
 from __future__ import annotations
 
+import json
 import struct
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,11 +24,12 @@ from thinwire.links.inbox import pending, renewed
 from thinwire.links.link import Data
 from thinwire.links.mesh import LOOK, Peer, StallDeadline, get_all
 from thinwire.links.pair.reliable import PIECE
-from thinwire.types import InputError, LinkError, PayloadError, require
+from thinwire.types import ByteCursor, InputError, LinkError, PayloadError, require
 
 LABEL = "exchange"  # the traffic class for the meters
 _STEP = struct.Struct("<Q")
-_LENGTH = struct.Struct("<Q")
+LENGTH = struct.Struct("<I")  # of a packet in a message
+_GROUP_LENGTH = struct.Struct("<Q")  # of a message among those of a group
 
 
 class Exchange(Protocol):
@@ -306,8 +308,10 @@ class GroupExchange:
     def post(self, step: int, payload: Data) -> int:
         require(not self._closed, LinkError, "this exchange is closed")
         body = memoryview(payload).cast("B")[: self.capacity]
-        own = torch.zeros(_LENGTH.size + self.capacity, dtype=torch.uint8)
-        own.numpy()[: _LENGTH.size + len(body)] = np.frombuffer(_LENGTH.pack(len(body)) + body, np.uint8)
+        own = torch.zeros(_GROUP_LENGTH.size + self.capacity, dtype=torch.uint8)
+        own.numpy()[: _GROUP_LENGTH.size + len(body)] = np.frombuffer(
+            _GROUP_LENGTH.pack(len(body)) + body, np.uint8
+        )
         buffers = [torch.empty_like(own) for _ in self.ranks]
         try:
             work = self._group.allgather([buffers], [own])
@@ -344,7 +348,46 @@ class GroupExchange:
         return LinkError(f"{what} rank {others} of the group: {str(error).partition('. ')[0]}")
 
     def _message(self, buffer: Tensor, rank: int) -> bytes:
-        (length,) = _LENGTH.unpack(buffer[: _LENGTH.size].numpy().tobytes())
+        (length,) = _GROUP_LENGTH.unpack(buffer[: _GROUP_LENGTH.size].numpy().tobytes())
         text = f"rank {rank} sent {length} bytes where {self.capacity} fit; give all ranks one capacity"
         require(length <= self.capacity, PayloadError, text)
-        return buffer[_LENGTH.size : _LENGTH.size + length].numpy().tobytes()
+        return buffer[_GROUP_LENGTH.size : _GROUP_LENGTH.size + length].numpy().tobytes()
+
+
+class Framing:
+    """How the messages of one engine lie in bytes, little-endian: its version, and fields of its own.
+
+    Version u8, state u8 (below ``states``), packets u16, the ``fields``; each packet behind its length, u32.
+    """
+
+    def __init__(self, version: int, states: int, fields: str) -> None:
+        self._version, self._states, self._head = version, states, struct.Struct(f"<BBH{fields}")
+        self.size = self._head.size  # bytes of a message without packets
+
+    def pack(self, state: int, packets: Sequence[bytes | memoryview], *fields: float) -> bytes:
+        """Return a message as bytes."""
+        parts: list[bytes | memoryview] = [self._head.pack(self._version, state, len(packets), *fields)]
+        for packet in packets:
+            parts += LENGTH.pack(len(packet)), packet
+        return b"".join(parts)
+
+    def unpack(self, data: bytes | memoryview) -> tuple[int, list[memoryview], list[Any]]:
+        """Return the state, the packets and the fields of a message. Errors: ``PayloadError``."""
+        cursor = ByteCursor(data, "the message of an exchange")
+        version, state, count, *fields = cursor.unpack(self._head)
+        known = version == self._version and state < self._states
+        require(known, PayloadError, "an exchange's message of another version")
+        packets = [cursor.take(*cursor.unpack(LENGTH)) for _ in range(count)]
+        cursor.close()
+        return state, packets, fields
+
+
+def words_of(data: bytes, sender: str) -> dict[str, object]:
+    """Return the JSON object that ``sender`` says of itself. Errors: ``PayloadError``."""
+    wrong = f"what {sender} says of itself cannot be read"
+    try:
+        found = json.loads(data)
+    except ValueError as e:
+        raise PayloadError(wrong) from e
+    require(isinstance(found, dict), PayloadError, wrong)
+    return dict(found)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.collectives import MeshExchange
-from thinwire.collectives.framing import words_of
+from thinwire.collectives.exchange import words_of
 from thinwire.links.mailbox import Mailbox
 from thinwire.links.mesh import Peer
 from thinwire.types import InputError, LinkError, PayloadError, require

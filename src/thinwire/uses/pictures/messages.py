@@ -31,7 +31,7 @@ from weakref import WeakKeyDictionary, ref
 from torch import Tensor
 
 from thinwire.collectives import MeshExchange
-from thinwire.collectives.framing import Framing
+from thinwire.collectives.exchange import Framing
 from thinwire.links.mailbox import Mailbox
 from thinwire.links.mesh import Peer
 from thinwire.types import DesyncError, InputError, LinkError, PayloadError, require

@@ -15,7 +15,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from thinwire.collectives import MeshExchange
-from thinwire.collectives.framing import words_of
+from thinwire.collectives.exchange import words_of
 from thinwire.links.mesh import Peer
 from thinwire.types import LinkError, PayloadError
 from thinwire.uses.pictures.diffusers_names.interfaces import Given

@@ -22,7 +22,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from thinwire.codecs import Codec
-from thinwire.collectives.framing import Framing
+from thinwire.collectives.exchange import Framing
 from thinwire.uses.training.replicas.choosing.replica_policy import ReplicaChoice, ReplicaPolicy, ReplicaSite
 
 MESSAGES = Framing(version=1, states=4, fields="HH4f")

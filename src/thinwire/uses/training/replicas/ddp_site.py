@@ -16,7 +16,7 @@ from torch import Tensor
 from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.collectives import Exchange
-from thinwire.collectives.framing import words_of
+from thinwire.collectives.exchange import words_of
 from thinwire.types import InputError, ThinwireError, require
 from thinwire.uses.training.replicas.ddp_hook import Buckets, HookTerms, Replicated, advised
 from thinwire.uses.training.replicas.networks import Network

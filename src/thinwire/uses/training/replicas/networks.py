@@ -10,7 +10,7 @@ import torch.distributed as dist
 from thinwire.channels.channel import Scheme
 from thinwire.codecs import Codec, Raw
 from thinwire.collectives import Exchange, GroupExchange, MeshExchange, MeshReduction, Reduction
-from thinwire.collectives.framing import LENGTH
+from thinwire.collectives.exchange import LENGTH
 from thinwire.links.link import Data
 from thinwire.links.mesh import Peer
 from thinwire.types import WRONG_VALUES, InputError, PayloadError, TensorSpec, require
