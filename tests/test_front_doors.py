@@ -39,7 +39,7 @@ def test_a_model_is_packed_and_a_next_version_like_it(tmp_path: Path) -> None:
     assert 0 < (close - weights["w"]).norm() < 0.05 * weights["w"].norm()
     assert models.unpack(tmp_path / "a.tw", tmp_path / "b.safetensors") == []
     assert torch.equal(read_checkpoint(tmp_path / "b.safetensors")["w"], close)
-    models.pack(tmp_path / "a.safetensors", tmp_path / "c.tw", like=tmp_path / "a.tw")
+    models.pack(tmp_path / "a.safetensors", tmp_path / "c.tw", base=tmp_path / "a.tw")
     assert torch.equal(models.tensors(tmp_path / "c.tw")["w"], close)
 
 

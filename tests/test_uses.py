@@ -49,7 +49,8 @@ OTHERS = {
 
 def options(command: Any) -> set[str]:
     """Return the options of a command and of those below it."""
-    own = {o for p in command.params for o in (*p.opts, *p.secondary_opts) if o.startswith("--")}
+    shown = [p for p in command.params if not getattr(p, "hidden", False)]  # else an old name
+    own = {o for p in shown for o in (*p.opts, *p.secondary_opts) if o.startswith("--")}
     return own.union(*(options(c) for c in getattr(command, "commands", {}).values()), {"--help"})
 
 

@@ -38,16 +38,16 @@ from thinwire.runs.models.model_source import SMOLLM
 from thinwire.runs.models.tokenizer import tokenise
 from thinwire.types import InputError, require
 from thinwire.uses.models import choices
+from thinwire.uses.models.budgets import Entries, at_width, to_budget
 from thinwire.uses.models.choices import WIDTHS, grouped, grouped_site, nearest
-from thinwire.uses.models.container import PackedModel, write_model
-from thinwire.uses.models.encoding import Entries, at_width, to_budget
-from thinwire.uses.models.entry import Entry, pack_entry
-from thinwire.uses.models.feedback import DAMPING
-from thinwire.uses.models.model import Model
-from thinwire.uses.models.moments import Moments
-from thinwire.uses.models.run.packing import Size, unpacked
-from thinwire.uses.models.run.perplexity import losses
-from thinwire.uses.models.run.source import Reading, Source, read_source, read_text_with
+from thinwire.uses.models.entry import PackedTensor, pack_entry
+from thinwire.uses.models.moments import DAMPING, Moments
+from thinwire.uses.models.packed_model import PackedModel, write_model
+from thinwire.uses.models.run.calibrated_source import CalibratedModel, Source, read_source, read_text_with
+from thinwire.uses.models.run.layerwise import losses
+from thinwire.uses.models.run.model_folder import unpacked
+from thinwire.uses.models.run.model_packing import Size
+from thinwire.uses.models.weights_to_pack import Model
 
 KEPT = Kept("models")
 TEXT, WINDOWS, WINDOW = "wikitext-2", 16, 512
@@ -82,7 +82,7 @@ class Study:
 
     def __init__(self) -> None:
         self.source: Source = read_source(SMOLLM)
-        self.reading: Reading = read_text_with(self.source, TEXT)
+        self.reading: CalibratedModel = read_text_with(self.source, TEXT)
         self.test = windows_of_test(self.reading)
         self._ways = Ways(self.reading.model, Size(self.source.files))
 
@@ -101,7 +101,7 @@ class Study:
         return {"nbytes": nbytes, "bits": 8 * nbytes / self.weights, "losses": found}
 
 
-def windows_of_test(reading: Reading) -> Tensor:
+def windows_of_test(reading: CalibratedModel) -> Tensor:
     """Return windows [windows, tokens] from all over the test text."""
     path = Path(os.environ["THINWIRE_DATA"]) / TEXT / "test.txt.xz"
     ids = tokenise(reading.tokenizer, Document(read_text(path)), limit=1 << 20)
@@ -131,7 +131,7 @@ class Ways:
 
     def __init__(self, model: Model, size: Callable[[Entries], int]) -> None:
         self._model, self._size = model, size
-        self._made = dict[tuple[str, int], Entry]()
+        self._made = dict[tuple[str, int], PackedTensor]()
 
     def entries(self, way: str, bits: float, most: int) -> Entries:
         """Return the model in a way: in ``most`` bytes, or at a width of ``bits`` for all."""

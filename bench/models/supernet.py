@@ -36,12 +36,20 @@ from thinwire.runs.data.fashion import FASHION, SIDE
 from thinwire.runs.machine.cache import cache_folder, new_folder
 from thinwire.runs.records.writer import read_json, write_json
 from thinwire.uses.federated.run.datasets import Dataset, load_dataset
-from thinwire.uses.models.oneshot.calibration import accuracy, batch_loss, recalibrate
-from thinwire.uses.models.oneshot.costs import Costs, costs_of
-from thinwire.uses.models.oneshot.search import Search
 from thinwire.uses.models.oneshot.shipping import packed_nbytes, shipped
-from thinwire.uses.models.oneshot.supernet import WIDTHS, Configuration, Shape, Supernet
-from thinwire.uses.models.oneshot.training import Batch, Method, train
+from thinwire.uses.models.oneshot.supernet import (
+    WIDTHS,
+    Configuration,
+    Costs,
+    Shape,
+    Supernet,
+    accuracy,
+    batch_loss,
+    costs_of,
+    recalibrate,
+)
+from thinwire.uses.models.oneshot.supernet_training import Batch, TrainingMethod, train
+from thinwire.uses.models.oneshot.width_search import Search
 
 KEPT = Kept("supernet")
 START = 5  # bits that a search begins at [the method's code]
@@ -82,10 +90,10 @@ class Cell(NamedTuple):
         """Return the network's shape: all widths, or the one of a network trained apart."""
         return Shape(widths=(ALONE[self.variant],)) if self.variant in ALONE else Shape()
 
-    def method(self, samples: int) -> Method:
+    def method(self, samples: int) -> TrainingMethod:
         """Return how it is trained on so many samples."""
         steps = GROUPS[self.group].epochs * (samples // BATCH)
-        return replace(Method(steps), **ONESHOT.get(self.variant, {}))  # type: ignore[arg-type]
+        return replace(TrainingMethod(steps), **ONESHOT.get(self.variant, {}))  # type: ignore[arg-type]
 
 
 def cells() -> Iterator[Cell]:

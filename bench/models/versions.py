@@ -21,13 +21,14 @@ from thinwire.runs.models.tokenizer import tokenise
 from thinwire.runs.records.writer import write_json
 from thinwire.uses.following.push.follower import Follower
 from thinwire.uses.following.push.publisher import Publisher
+from thinwire.uses.models.budgets import like, to_budget
 from thinwire.uses.models.codes import code_tensors, from_code_tensors
-from thinwire.uses.models.container import PackedModel, write_model
-from thinwire.uses.models.encoding import like, to_budget
 from thinwire.uses.models.entry import unpack_entry
-from thinwire.uses.models.run.packing import Size, unpacked
-from thinwire.uses.models.run.perplexity import perplexity
-from thinwire.uses.models.run.source import Reading, read_source, read_text_with
+from thinwire.uses.models.packed_model import PackedModel, write_model
+from thinwire.uses.models.run.calibrated_source import CalibratedModel, read_source, read_text_with
+from thinwire.uses.models.run.layerwise import perplexity
+from thinwire.uses.models.run.model_folder import unpacked
+from thinwire.uses.models.run.model_packing import Size
 from thinwire.uses.models.tensors import Stepped
 
 RESULT = RESULTS / "versions.json"
@@ -36,7 +37,7 @@ STEPS, BATCH, SEQ, RATE = 40, 4, 256, 1e-5
 PATIENCE = 300.0  # seconds that a follower may take for a version
 
 
-def learn(reading: Reading) -> None:
+def learn(reading: CalibratedModel) -> None:
     """Train the model of a reading for some steps on the text that it has read."""
     ids = tokenise(reading.tokenizer, *load_corpus(TEXT).train)
     draw, net = torch.Generator().manual_seed(0), reading.net
@@ -53,7 +54,7 @@ def learn(reading: Reading) -> None:
     net.requires_grad_(False).eval()
 
 
-def told(reading: Reading, packed: PackedModel) -> dict[str, Any]:
+def told(reading: CalibratedModel, packed: PackedModel) -> dict[str, Any]:
     """Return the bytes of a packed model's file, and how well it tells the text."""
     reading.put(unpacked(packed))
     return {"nbytes": len(write_model(packed)), "perplexity": perplexity(reading.net, reading.heldout)}
@@ -107,7 +108,7 @@ def measure() -> dict[str, Any]:
     return found | {"keyframe": keyframe, "patch": patch, "moved": moved(old, new)}
 
 
-def _ppl(reading: Reading) -> float:
+def _ppl(reading: CalibratedModel) -> float:
     return perplexity(reading.net, reading.heldout)
 
 
@@ -116,7 +117,7 @@ VERSIONS = (  # a model, the one that it learned to be, and how the second comes
     ("first, packed", "first", "first"),
     ("second, as it was", "tuned", "tuned"),
     ("second, packed anew", "anew", "anew"),
-    ("second, a patch of the first, `--like`", "patch", "followed"),
+    ("second, a patch of the first, `--base`", "patch", "followed"),
 )
 table = columns(
     lambda found: (

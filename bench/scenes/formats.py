@@ -28,19 +28,19 @@ import numpy.typing as npt
 
 from bench.study.cells import Kept, run_study
 from thinwire.runs.records.writer import finite
-from thinwire.uses.scenes.code.turns import unit
-from thinwire.uses.scenes.files.container import read_scene, write_scene
+from thinwire.uses.scenes.code.orientations import unit
 from thinwire.uses.scenes.files.foreign import read_foreign, write_foreign
+from thinwire.uses.scenes.files.packed_scene import read_scene, write_scene
 from thinwire.uses.scenes.files.scene_file import read_scene_file
 from thinwire.uses.scenes.importance import seen_through
+from thinwire.uses.scenes.importance_coder import Analysis
 from thinwire.uses.scenes.layers import LAYERS, shown_after
 from thinwire.uses.scenes.mesongs import MesonGS
 from thinwire.uses.scenes.part import Layer
 from thinwire.uses.scenes.recipes import SCENE, SCENES
-from thinwire.uses.scenes.run.packing import layers_at, layers_within
+from thinwire.uses.scenes.run.scene_packing import layers_at, layers_within
 from thinwire.uses.scenes.scene import Array, Splats
-from thinwire.uses.scenes.thinwire import Analysis
-from thinwire.uses.scenes.view.pictures import Pictures
+from thinwire.uses.scenes.view.render import Pictures
 from thinwire.uses.scenes.view.views import Views
 
 KEPT = Kept("scenes")

@@ -26,12 +26,12 @@ def pack(
     *,
     nbytes: int | None = None,
     bits: float | None = None,
-    like: PathLike | None = None,
+    base: PathLike | None = None,
     text: str | None = None,
 ) -> ModelRecord:
     """Pack the model at ``source`` into the file ``out``, and return what became of it.
 
-    One target: ``nbytes`` of the file, ``bits`` a weight in memory (2 to 9), or ``like``, an earlier version
+    One target: ``nbytes`` of the file, ``bits`` a weight in memory (2 to 9), or ``base``, an earlier version
     whose plan and codes this one keeps, so that it is followed by a small patch. ``text``: a file, or the
     name of a text, by which the weights that matter are told; with it the record has a perplexity.
     Errors: ``InputError``, ``MissingExtra``, ``OSError``.
@@ -46,11 +46,11 @@ def pack(
     >>> torch.dist(models.tensors(folder / "w.tw")["w"], torch.zeros(64, 64)) > 0
     tensor(True)
     """
-    from thinwire.uses.models.run.packing import ModelPacking
-    from thinwire.uses.models.run.packing import pack as packed
-    from thinwire.uses.models.run.placing import write_packed
+    from thinwire.uses.models.run.model_folder import write_packed
+    from thinwire.uses.models.run.model_packing import ModelPacking
+    from thinwire.uses.models.run.model_packing import pack as packed
 
-    job = ModelPacking(str(source), nbytes, bits, None if like is None else Path(like), text)
+    job = ModelPacking(str(source), nbytes, bits, None if base is None else Path(base), text)
     model, record = packed(job)
     record.packed_nbytes = write_packed(model, Path(out), codes=False)
     return record
@@ -61,7 +61,7 @@ def tensors(packed: PathLike) -> dict[str, Tensor]:
 
     Errors: ``InputError``, ``PayloadError``.
     """
-    from thinwire.uses.models.run.packing import read_packed, unpacked
+    from thinwire.uses.models.run.model_folder import read_packed, unpacked
 
     return unpacked(read_packed(Path(packed)))
 
@@ -72,7 +72,6 @@ def unpack(packed: PathLike, out: PathLike, *, code: bool = False) -> list[str]:
     Python code that came along is written with ``code`` alone, pickles never. Return the names of files that
     were left out. Errors: ``InputError``, ``PayloadError``, ``OSError``.
     """
-    from thinwire.uses.models.run.packing import read_packed
-    from thinwire.uses.models.run.placing import write_unpacked
+    from thinwire.uses.models.run.model_folder import read_packed, write_unpacked
 
     return write_unpacked(read_packed(Path(packed)), Path(out), code).left

@@ -33,7 +33,7 @@ def read(path: str | os.PathLike[str]) -> Splats:
     Splats that no program can show (not finite, invisible) are left out.
     Errors: ``InputError``, ``PayloadError`` for a damaged file, ``MissingExtra``, ``OSError``.
     """
-    from thinwire.uses.scenes.files.container import is_scene
+    from thinwire.uses.scenes.files.packed_scene import is_scene
     from thinwire.uses.scenes.files.scene_file import read_scene_file
     from thinwire.uses.scenes.scene import cleaned
 
@@ -71,9 +71,9 @@ def pack(
     True
     """
     from thinwire.types import InputError, require
-    from thinwire.uses.scenes.files.container import write_scene
-    from thinwire.uses.scenes.run.packing import layers_to
-    from thinwire.uses.scenes.thinwire import Analysis
+    from thinwire.uses.scenes.files.packed_scene import write_scene
+    from thinwire.uses.scenes.importance_coder import Analysis
+    from thinwire.uses.scenes.run.scene_packing import layers_to
     from thinwire.uses.scenes.view.views import Views
 
     require((nbytes is None) != (quality is None), InputError, "give nbytes or quality, one of them")
@@ -86,7 +86,7 @@ def unpack(data: bytes, layers: int | None = None) -> Splats:
 
     Errors: ``PayloadError`` for other or damaged bytes.
     """
-    from thinwire.uses.scenes.files.container import read_scene
+    from thinwire.uses.scenes.files.packed_scene import read_scene
     from thinwire.uses.scenes.layers import shown_after
 
     return shown_after(read_scene(data)[:layers])
@@ -97,7 +97,7 @@ def page(data: bytes, title: str, credit: str = "") -> str:
 
     Errors: ``PayloadError`` for other or damaged bytes.
     """
-    from thinwire.uses.scenes.files.container import read_scene
-    from thinwire.uses.scenes.page.writing import page_of
+    from thinwire.uses.scenes.files.packed_scene import read_scene
+    from thinwire.uses.scenes.page.web_page import page_of
 
     return page_of(read_scene(data), title, credit)

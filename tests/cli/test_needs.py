@@ -29,7 +29,10 @@ TEXT, CLOTHES = {"smollm2-135m", "shakespeare"}, {"fashion-mnist"}
         (["train", "--model", "cnn-fashion", "--data", "fashion-mnist", "--stages", "1", "--replicas", "2"],
          CLOTHES | {"cnn-fashion"}),
         (["plan", "--measure"], {"smollm2-135m"}),
-        (["pack", "smollm2-135m", "-o", "x.tw", "--target", "50MB", "--calibrate", "shakespeare"], TEXT),
+        (
+            ["pack", "smollm2-135m", "-o", "x.tw", "--target", "50MB", "--calibration-data", "shakespeare"],
+            TEXT,
+        ),
         (["federate", "fedavg"], CLOTHES),
         (["federate-serve"], CLOTHES),
         (["federate-join", "127.0.0.1:1", "--data", "fashion-mnist"], CLOTHES),

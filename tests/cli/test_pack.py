@@ -11,11 +11,12 @@ from scenes import ball, small_pictures
 from typer.testing import CliRunner
 
 from thinwire.cli.app import app
-from thinwire.uses.scenes import thinwire
+from thinwire.uses.packing import PackConfig
+from thinwire.uses.scenes import importance_coder
 from thinwire.uses.scenes.files.ply import read_ply, write_ply
 from thinwire.uses.scenes.run.record import SceneRecord
 from thinwire.uses.scenes.scene import Splats
-from thinwire.uses.scenes.view.cameras import Frame, look_at
+from thinwire.uses.scenes.view.cameras import SceneFrame, look_at
 
 pytest.importorskip("zstandard")
 
@@ -48,7 +49,7 @@ def test_a_scene_goes_there_and_back(source: Path, tmp_path: Path) -> None:
     assert 0.98 * 15000 <= packed.stat().st_size == record.packed_nbytes <= 15000
     assert record.source_nbytes == source.stat().st_size and record.target_nbytes == 15000
     assert 0 < record.packed_nbytes - sum(record.streams.values()) < 2000
-    assert set(record.streams) == {"positions", "classes", *thinwire.CHANNELS, "harmonics"}
+    assert set(record.streams) == {"positions", "classes", *importance_coder.CHANNELS, "harmonics"}
     assert record.psnr_db is not None and record.psnr_db > 25
     assert invoke("unpack", packed, "-o", back).exit_code == 0
     assert read_ply(back.read_bytes()).count == record.splats == 900
@@ -65,7 +66,7 @@ def test_a_time_over_a_link_is_a_target(source: Path, tmp_path: Path) -> None:
 
 def camera(place: list[float], scene: Splats, turn: int) -> dict[str, object]:
     """Return a camera of ``cameras.json`` that looks at a scene from an angle and from ``place`` more."""
-    own = look_at(Frame.of(scene), turn, 5, 96)
+    own = look_at(SceneFrame.of(scene), turn, 5, 96)
     size = {"width": 96, "height": 96, "fx": own.focal, "fy": own.focal}
     return size | {"position": (own.place + place).tolist(), "rotation": own.turn.T.tolist()}
 
@@ -141,3 +142,15 @@ def test_a_file_whose_name_is_no_text_is_shown_and_reported(source: Path, tmp_pa
     result = invoke("pack", odd, "-o", tmp_path / "scene.tw", *asked)
     assert result.exit_code == 0, result.output
     assert "b??d" in (tmp_path / "report" / "report.html").read_text("utf-8")
+
+
+def test_options_answer_to_their_old_names_and_the_help_has_the_new(source: Path, tmp_path: Path) -> None:
+    (old := tmp_path / "old.toml").write_text('calibrate = "text.md"\nlike = "old.tw"\n')
+    assert PackConfig.read_toml(old) == {"calibration_data": "text.md", "base": "old.tw"}
+    help_text = invoke("pack", "--help").stdout
+    assert "--base" in help_text and "--like" not in help_text and "--calibrate" not in help_text
+    for option, new in {"--like": "--base", "--calibrate": "--calibration-data"}.items():
+        both = invoke("pack", source, "-o", tmp_path / "x.tw", option, "a", new, "b")
+        assert both.exit_code == 2 and f"its old name '{option[2:]}'" in both.stderr
+        alone = invoke("pack", source, "-o", tmp_path / "x.tw", option, "a")
+        assert "No such option" not in alone.stderr and new in alone.stderr

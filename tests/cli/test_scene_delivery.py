@@ -17,7 +17,7 @@ from waiting import until
 
 from thinwire.files.local_folder import PlainFolder
 from thinwire.uses.scenes.delivery import deliver, fetch, read_manifest
-from thinwire.uses.scenes.files.container import read_outline
+from thinwire.uses.scenes.files.packed_scene import read_outline
 from thinwire.uses.scenes.files.ply import read_ply, write_ply
 
 pytestmark = pytest.mark.timeout(120)

@@ -9,8 +9,8 @@ from scenes import ball
 from typer.testing import CliRunner
 
 from thinwire.cli.app import app
-from thinwire.uses.scenes import thinwire
-from thinwire.uses.scenes.files.container import write_scene
+from thinwire.uses.scenes import importance_coder
+from thinwire.uses.scenes.files.packed_scene import write_scene
 from thinwire.uses.scenes.files.ply import write_ply
 from thinwire.uses.scenes.part import Layer
 
@@ -34,7 +34,9 @@ def packed(tmp_path: Path) -> Path:
     """Return a small packed scene of one layer."""
     pytest.importorskip("zstandard")
     path = tmp_path / "scene.tw"
-    path.write_bytes(write_scene([Layer(thinwire.encode(thinwire.Analysis.of(ball(200), 48), 1e-6))]))
+    path.write_bytes(
+        write_scene([Layer(importance_coder.encode(importance_coder.Analysis.of(ball(200), 48), 1e-6))])
+    )
     return path
 
 

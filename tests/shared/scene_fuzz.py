@@ -22,9 +22,9 @@ import zstandard
 from scenes import ball
 
 from thinwire.types import InputError, PayloadError
-from thinwire.uses.scenes import thinwire
+from thinwire.uses.scenes import importance_coder
 from thinwire.uses.scenes.files import foreign
-from thinwire.uses.scenes.files.container import read_scene, write_scene
+from thinwire.uses.scenes.files.packed_scene import read_scene, write_scene
 from thinwire.uses.scenes.files.ply import read_ply, write_ply
 from thinwire.uses.scenes.layers import shown_after
 from thinwire.uses.scenes.part import Layer
@@ -37,7 +37,7 @@ NUMBER = re.compile(rb"\d+")
 def packed(n: int, farthest: float = 0) -> bytes:
     scene = ball(n, 1)
     scene.positions[0, 0] += farthest
-    part = thinwire.encode(thinwire.Analysis.of(scene, PIXELS), 1e-5)
+    part = importance_coder.encode(importance_coder.Analysis.of(scene, PIXELS), 1e-5)
     return write_scene([Layer(None, part), Layer(part)])
 
 

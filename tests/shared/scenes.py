@@ -5,14 +5,14 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from thinwire.uses.scenes import thinwire
+from thinwire.uses.scenes import importance_coder
 from thinwire.uses.scenes.scene import Splats
 from thinwire.uses.scenes.view import given, views
 
 
 def small_pictures(patch: pytest.MonkeyPatch, size: int = 96) -> None:
     """Let all pictures of scenes have ``size`` pixels both ways, which is enough for small ones."""
-    for function in (views.Views.of.__func__, given.read_cameras, thinwire.Analysis.of.__func__):
+    for function in (views.Views.of.__func__, given.read_cameras, importance_coder.Analysis.of.__func__):
         patch.setattr(function, "__defaults__", (size,))
 
 
@@ -35,9 +35,11 @@ def ball(n: int = 600, bands: int = 1, seed: int = 0) -> Splats:
 
 def layered(count: int = 3, n: int = 60) -> bytes:
     """Return a packed scene of ``count`` layers of ``n`` splats each; all but the last have a stand-in."""
-    from thinwire.uses.scenes import thinwire
-    from thinwire.uses.scenes.files.container import write_scene
+    from thinwire.uses.scenes import importance_coder
+    from thinwire.uses.scenes.files.packed_scene import write_scene
     from thinwire.uses.scenes.part import Layer
 
-    parts = [thinwire.encode(thinwire.Analysis.of(ball(n, 1, i), 64), 1e-5) for i in range(count)]
+    parts = [
+        importance_coder.encode(importance_coder.Analysis.of(ball(n, 1, i), 64), 1e-5) for i in range(count)
+    ]
     return write_scene([Layer(part, parts[0] if part is not parts[-1] else None) for part in parts])

@@ -31,7 +31,7 @@ from thinwire.uses.following.pull.claim import read_manifest
 from thinwire.uses.following.pull.manifest import Manifest, Proof
 from thinwire.uses.following.pull.store_fetching import Fetching, look
 from thinwire.uses.following.push.follower import Follower, ask
-from thinwire.uses.models.about_packed import describe_codes
+from thinwire.uses.models.about_packed_model import describe_codes
 from thinwire.uses.models.codes import is_codes
 from thinwire.uses.readers import describe_file, describe_folder
 

@@ -20,7 +20,7 @@ from thinwire.uses.models.commands.pack_model import (
 )
 from thinwire.uses.packing import PackConfig
 from thinwire.uses.scenes.commands.pack_scene import pack_scene
-from thinwire.uses.scenes.commands.places import PackedOut
+from thinwire.uses.scenes.commands.scene_places import PackedOut
 
 Source = Annotated[
     Path,
@@ -54,7 +54,7 @@ def pack(source: Source, out: Out, given: dict[str, Any]) -> None:
 
     thinwire pack scene.ply -o s3://bucket/scene/ --target 5MB
 
-    thinwire pack smollm2-135m -o model.tw --target 50MB --calibrate shakespeare
+    thinwire pack smollm2-135m -o model.tw --target 50MB --calibration-data shakespeare
     """
     config = PackConfig.from_dict(given)
     model = is_model(source)
@@ -64,7 +64,7 @@ def pack(source: Source, out: Out, given: dict[str, Any]) -> None:
         pack_scene(source, PackedOut(out, config.force), config)
         return
     check_folder(source)
-    fetch_needs(str(source), config.calibrate, quiet=config.json)
+    fetch_needs(str(source), config.calibration_data, quiet=config.json)
     config.check_for(model)
     check_out(out)
     check_new(Path(out), config.force)

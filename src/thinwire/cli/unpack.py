@@ -18,7 +18,7 @@ from thinwire.runs.terminal.addresses import check_new
 from thinwire.runs.terminal.typer_options import with_config
 from thinwire.types import InputError, PayloadError, ThinwireError, require
 from thinwire.uses.models.commands.pack_model import is_packed_model, unpack_model
-from thinwire.uses.scenes.commands.places import is_folder, read_packed
+from thinwire.uses.scenes.commands.scene_places import is_folder, read_packed
 
 Source = Annotated[
     str,
@@ -79,15 +79,14 @@ def unpack(source: Source, out: Out, given: dict[str, Any]) -> None:
 def _from_folder(source: str, out: Path, prefix: int | None, force: bool) -> None:
     # After the checks: a wrong option is refused before numpy is even imported.
     from thinwire.files.local_folder import open_folder
-    from thinwire.uses.scenes.delivery import fetch, first_pieces, read_manifest
-    from thinwire.uses.scenes.files.container import read_outline
-    from thinwire.uses.scenes.kept import Kept, beside
+    from thinwire.uses.scenes.delivery import PartialFile, beside, fetch, first_pieces, read_manifest
+    from thinwire.uses.scenes.files.packed_scene import read_outline
 
     check_new(out, force or beside(out).is_file())  # then this command began it
     began, folder = time.monotonic(), open_folder(source)
     pieces = read_manifest(folder)
     wanted, trouble = first_pieces(pieces, prefix), None
-    kept = Kept(beside(out), wanted)
+    kept = PartialFile(beside(out), wanted)
     if kept.held:
         tell(f"{kept.held} of {len(pieces)} layers came before, {len(kept.data)} bytes")
     try:
@@ -110,7 +109,7 @@ def _from_folder(source: str, out: Path, prefix: int | None, force: bool) -> Non
 
 def _write(data: bytes | bytearray, where: str, out: Path) -> None:
     from thinwire.uses.scenes.files.clipping import told_beyond
-    from thinwire.uses.scenes.files.container import read_scene
+    from thinwire.uses.scenes.files.packed_scene import read_scene
     from thinwire.uses.scenes.files.scene_file import form_of, scene_bytes
     from thinwire.uses.scenes.layers import shown_after
 

@@ -49,6 +49,7 @@ def option(
     free: bool = False,
     alike: bool | None = None,
     variable: str = "",
+    old: str = "",
 ) -> Any:
     """Return a field of ``Options``.
 
@@ -56,11 +57,12 @@ def option(
     ``least``, at ``most``, ``above`` and ``below`` what is given, in a ``unit`` that its refusal names.
     ``free``: a resumed run may change it. ``alike``: all ranks must have the same; all but the free ones,
     unless told otherwise. ``variable``: the one of a rank's environment that says it, where no option does.
+    ``old``: what it was called until the release before; that name still works, and the help leaves it out.
     """
     limits = {"least": least, "above": above, "most": most, "below": below}
     about: dict[str, Any] = {"panel": panel, "help": text, "metavar": metavar, "choices": choices}
     about |= {"limits": limits, "unit": unit, "free": free, "alike": not free if alike is None else alike}
-    return field(default=default, metadata=about | {"variable": variable})
+    return field(default=default, metadata=about | {"variable": variable, "old": old})
 
 
 @dataclass(frozen=True)
@@ -99,9 +101,19 @@ class Options:
     @classmethod
     def from_dict(cls, values: Mapping[str, Any], where: str = "the configuration") -> Self:
         """Build from plain values; an unknown key is an ``InputError`` that names the nearest option."""
+        values = cls.renamed(values, where)
         for key in values:
             known(key, cls.names(), where)
         return cls(**values)
+
+    @classmethod
+    def renamed(cls, values: Mapping[str, Any], where: str) -> dict[str, Any]:
+        """Return values by today's names of options; ``InputError`` for one under both its names."""
+        today = {f.metadata["old"]: f.name for f in dataclasses.fields(cls) if f.metadata["old"]}
+        for old in today.keys() & values.keys():
+            told = f"{where} has {today[old]!r} and its old name {old!r}; leave the old one out"
+            require(today[old] not in values, InputError, told)
+        return {today.get(key, key): value for key, value in values.items()}
 
     @classmethod
     def from_json(cls, text: str) -> Self:
@@ -131,7 +143,7 @@ class Options:
             raise InputError(
                 f"--config {path} is not valid TOML: {e}; see docs/run-record.md for an example"
             ) from e
-        options = {key.replace("-", "_"): value for key, value in values.items()}
+        options = cls.renamed({k.replace("-", "_"): v for k, v in values.items()}, f"--config {path}")
         for key in options:
             known(key, cls.names(), f"--config {path}")
             wrong = f"--config {path} has {key!r}, which this command does not use; leave it out"

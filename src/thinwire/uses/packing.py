@@ -40,11 +40,11 @@ class PackConfig(Options):
         "Fixed widths of 2 to 8 bits a tensor: so many a weight on average, scales included, 2 to 9.",
         metavar="B",
     )
-    calibrate: str | None = option(
-        None, MODELS, "A text by name or path, which shows what matters.", metavar="TEXT"
+    calibration_data: str | None = option(
+        None, MODELS, "A text by name or path, which shows what matters.", metavar="TEXT", old="calibrate"
     )
-    like: str | None = option(
-        None, MODELS, "Keep the plan of an earlier version's packed file.", metavar="OLD"
+    base: str | None = option(
+        None, MODELS, "Keep the plan of an earlier version's packed file.", metavar="OLD", old="like"
     )
     codes: bool = option(False, MODELS, "Write a safetensors file of codes, for publish and follow.")
     force: bool = shared.force()

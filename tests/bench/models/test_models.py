@@ -9,12 +9,12 @@ import pytest
 import torch
 from bench.models.packed import TABLES, WAYS, Ways, alone, nbytes_at, rows_of
 
-from thinwire.uses.models.container import PackedModel, write_model
-from thinwire.uses.models.encoding import Entries
+from thinwire.uses.models.budgets import Entries
 from thinwire.uses.models.entry import unpack_entry
-from thinwire.uses.models.model import Model
 from thinwire.uses.models.moments import Moments
+from thinwire.uses.models.packed_model import PackedModel, write_model
 from thinwire.uses.models.tensors import Grouped, Stepped, exact_steps
+from thinwire.uses.models.weights_to_pack import Model
 
 NAMES = ("a", "b")
 

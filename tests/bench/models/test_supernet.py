@@ -23,8 +23,7 @@ from bench.models.supernet import (
     solved,
 )  # fmt: skip
 
-from thinwire.uses.models.oneshot.costs import costs_of
-from thinwire.uses.models.oneshot.supernet import Shape, Supernet
+from thinwire.uses.models.oneshot.supernet import Shape, Supernet, costs_of
 
 WIDTHS = (2, 3)
 

@@ -8,13 +8,13 @@ import pytest
 import torch
 
 from thinwire.types import InputError
+from thinwire.uses.models.budgets import Entries, like, to_budget, to_width
 from thinwire.uses.models.codes import code_tensors, from_code_tensors
-from thinwire.uses.models.container import PackedModel, read_model, write_model
-from thinwire.uses.models.encoding import Entries, like, to_budget, to_width
 from thinwire.uses.models.entry import unpack_entry
-from thinwire.uses.models.model import Model
 from thinwire.uses.models.moments import Moments
-from thinwire.uses.models.tensors import Same, Stepped
+from thinwire.uses.models.packed_model import PackedModel, read_model, write_model
+from thinwire.uses.models.tensors import Stepped, Tied
+from thinwire.uses.models.weights_to_pack import Model
 
 pytest.importorskip("zstandard")
 DRAW = torch.Generator().manual_seed(3)
@@ -31,7 +31,7 @@ def size(entries: Entries) -> int:
 def decoded(entries: Entries) -> dict[str, torch.Tensor]:
     read = read_model(write_model(PackedModel(entries))).entries
     coded = {name: unpack_entry(entry, name) for name, entry in read.items()}
-    return {name: c.decoded() for name, c in coded.items() if not isinstance(c, Same)}
+    return {name: c.decoded() for name, c in coded.items() if not isinstance(c, Tied)}
 
 
 def unused(rows: int, columns: int) -> torch.Tensor:

@@ -15,16 +15,16 @@ from hypothesis.extra import numpy as hnp
 
 from thinwire.files.safetensors import METADATA
 from thinwire.types import ByteCursor, InputError, PayloadError
-from thinwire.uses.models import container, feedback
+from thinwire.uses.models import moments as rounding
+from thinwire.uses.models import packed_model
+from thinwire.uses.models.budgets import like, to_budget, to_width
 from thinwire.uses.models.codes import NOTE, code_tensors, from_code_tensors
-from thinwire.uses.models.container import FRAME, PackedModel, digest, is_model, read_model, write_model
-from thinwire.uses.models.encoding import like, to_budget, to_width
 from thinwire.uses.models.entry import pack_entry, unpack_entry
-from thinwire.uses.models.feedback import inverse_factor, quantised
-from thinwire.uses.models.model import Model
-from thinwire.uses.models.moments import Moments
+from thinwire.uses.models.moments import Moments, inverse_factor, quantised
+from thinwire.uses.models.packed_model import FRAME, PackedModel, digest, is_model, read_model, write_model
 from thinwire.uses.models.streams import bits_of, pack_codes, unpack_codes
-from thinwire.uses.models.tensors import Grouped, Plain, Same
+from thinwire.uses.models.tensors import Grouped, Plain, Tied
+from thinwire.uses.models.weights_to_pack import Model
 
 pytest.importorskip("zstandard")
 
@@ -35,7 +35,7 @@ def size(entries) -> int:
 
 def decoded(entries) -> dict[str, torch.Tensor]:
     coded = {name: unpack_entry(entry, name) for name, entry in entries.items()}
-    return {name: c.decoded() for name, c in coded.items() if not isinstance(c, Same)}
+    return {name: c.decoded() for name, c in coded.items() if not isinstance(c, Tied)}
 
 
 def moments(rows: int, columns: int, seed: int) -> Moments:
@@ -103,7 +103,7 @@ def test_feedback_makes_errors_cost_less(monkeypatch: pytest.MonkeyPatch) -> Non
     assert fed < 0.6 * alone
     model = Model({"x": x}, {"x": known})
     whole = quantised(x, steps, upper), decoded(to_width(model, 4.5))["x"]
-    monkeypatch.setattr(feedback, "PIECE", 7 * 60)  # a few rows at a time
+    monkeypatch.setattr(rounding, "PIECE", 7 * 60)  # a few rows at a time
     assert float((quantised(x, steps, upper) != whole[0]).float().mean()) < 0.01
     assert float((decoded(to_width(model, 4.5))["x"] - whole[1]).norm()) < 0.02 * float(x.norm())
 
@@ -226,7 +226,7 @@ def packed() -> bytes:
     draw = torch.Generator().manual_seed(0)
     tensors = {"a": torch.randn(32, 33, generator=draw), "b": torch.rand(5, generator=draw)}
     entries = to_budget(Model(tensors), 1_600, size)
-    entries |= {"c": pack_entry(Same("a")), "d": pack_entry(Plain(torch.ones(3, dtype=torch.bool)))}
+    entries |= {"c": pack_entry(Tied("a")), "d": pack_entry(Plain(torch.ones(3, dtype=torch.bool)))}
     return write_model(PackedModel(entries, {"config.json": b"{}" * 40}))
 
 
@@ -238,7 +238,7 @@ def refused_or_read(data: bytes) -> None:
     except PayloadError:
         return
     claimed = sum(np.prod(e.shape, dtype=float) for e in model.entries.values())
-    assert claimed <= container.FREE + container.PER_BYTE * len(data)
+    assert claimed <= packed_model.FREE + packed_model.PER_BYTE * len(data)
 
 
 def test_a_cut_file_is_refused_wherever_it_is_cut(packed: bytes) -> None:
@@ -258,7 +258,7 @@ def test_a_bit_that_fell_over_is_noticed(packed: bytes) -> None:
 
 
 def test_hostile_files_are_refused_in_one_error(packed: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(container, "digest", lambda note, _: note["check"])  # who lies has the right hash
+    monkeypatch.setattr(packed_model, "digest", lambda note, _: note["check"])  # who lies has the right hash
     (length,) = struct.unpack_from("<Q", packed)
     draw, begin = Random(7), 8 + length
     for i in range(5_000):

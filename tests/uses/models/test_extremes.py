@@ -6,12 +6,12 @@ import pytest
 import torch
 from torch import Tensor
 
+from thinwire.uses.models.budgets import Entries, like, to_budget, to_width
 from thinwire.uses.models.codes import code_tensors, from_code_tensors
-from thinwire.uses.models.container import PackedModel, read_model, write_model
-from thinwire.uses.models.encoding import Entries, like, to_budget, to_width
 from thinwire.uses.models.entry import unpack_entry
-from thinwire.uses.models.model import Model
-from thinwire.uses.models.tensors import Same
+from thinwire.uses.models.packed_model import PackedModel, read_model, write_model
+from thinwire.uses.models.tensors import Tied
+from thinwire.uses.models.weights_to_pack import Model
 
 pytest.importorskip("zstandard")
 NORMAL = torch.randn(64, 96, generator=torch.Generator().manual_seed(5))
@@ -35,7 +35,7 @@ def through(entries: Entries) -> dict[str, Tensor]:
     found = []
     for own in (read.entries, from_code_tensors(code_tensors(read)).entries):
         coded = {name: unpack_entry(entry, name) for name, entry in own.items()}
-        found.append({name: c.decoded() for name, c in coded.items() if not isinstance(c, Same)})
+        found.append({name: c.decoded() for name, c in coded.items() if not isinstance(c, Tied)})
     assert all(torch.equal(x, found[1][name]) for name, x in found[0].items())
     return found[0]
 

@@ -9,21 +9,21 @@ import pytest
 import torch
 
 from thinwire.types import PayloadError
-from thinwire.uses.models import container
-from thinwire.uses.models.about_packed import describe
-from thinwire.uses.models.container import FRAME, PackedModel, digest, read_model, write_model
-from thinwire.uses.models.entry import Entry, pack_entry, unpack_entry
-from thinwire.uses.models.run.packing import Size
+from thinwire.uses.models import packed_model
+from thinwire.uses.models.about_packed_model import describe
+from thinwire.uses.models.entry import PackedTensor, pack_entry, unpack_entry
+from thinwire.uses.models.packed_model import FRAME, PackedModel, digest, read_model, write_model
+from thinwire.uses.models.run.model_packing import Size
 from thinwire.uses.models.tensors import Grouped, Plain
 
 pytest.importorskip("zstandard")
 
 
 def test_what_packs_to_nearly_nothing_can_be_read(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(container, "FREE", 1 << 10)
+    monkeypatch.setattr(packed_model, "FREE", 1 << 10)
     zeros = torch.zeros(256, 4096)
     data = write_model(PackedModel({"zeros": pack_entry(Plain(zeros))}, {"notes.txt": b" " * 70_000}))
-    assert 4 * zeros.numel() + 70_000 <= (1 << 10) + container.PER_BYTE * len(data) < 8 * zeros.numel()
+    assert 4 * zeros.numel() + 70_000 <= (1 << 10) + packed_model.PER_BYTE * len(data) < 8 * zeros.numel()
     model = read_model(data)
     back = unpack_entry(model.entries["zeros"], "zeros")
     assert isinstance(back, Plain) and torch.equal(back.values, zeros)
@@ -36,7 +36,7 @@ def test_what_takes_more_to_decode_than_it_shows_is_refused() -> None:
     )
     assert torch.equal(wide.decoded(), torch.zeros(1 << 10, 1).half())
     entry = pack_entry(wide)
-    huge = Entry({**entry.about, "shape": [1 << 26, 1]}, entry.data)
+    huge = PackedTensor({**entry.about, "shape": [1 << 26, 1]}, entry.data)
     note = {"tensors": {"a": dict(huge.about)}, "files": {}}
     data = FRAME.write({**note, "check": digest(note, [huge.data])}, {"tensor:a": huge.data})
     with pytest.raises(PayloadError, match="more than any packed model has"):
@@ -51,10 +51,10 @@ def test_files_of_names_that_no_folder_takes(name: str) -> None:
 
 def test_words_about_a_tensor_that_its_kind_has_not_are_not_read(tmp_path: Path) -> None:
     plain = pack_entry(Plain(torch.ones(3)))
-    twin = Entry({"kind": "same", "name": "a", "shape": 5}, b"")
+    twin = PackedTensor({"kind": "same", "name": "a", "shape": 5}, b"")
     path = tmp_path / "odd.tw"
     path.write_bytes(
-        write_model(PackedModel({"a": Entry({**plain.about, "name": "zzz"}, plain.data), "b": twin}))
+        write_model(PackedModel({"a": PackedTensor({**plain.about, "name": "zzz"}, plain.data), "b": twin}))
     )
     assert describe(path, check=True)["weights"] == 6
 

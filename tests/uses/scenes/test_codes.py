@@ -18,7 +18,7 @@ from thinwire.codecs.symbols import (
     zigzag,
 )
 from thinwire.types import ByteCursor, PayloadError
-from thinwire.uses.scenes.code import turns, vq
+from thinwire.uses.scenes.code import orientations, vq
 from thinwire.uses.scenes.code.channels import (
     ROUNDING,
     Axes,
@@ -28,9 +28,9 @@ from thinwire.uses.scenes.code.channels import (
     pack_finer,
     unpack_finer,
 )
-from thinwire.uses.scenes.code.grid import Grid, cells_of, morton
+from thinwire.uses.scenes.code.morton import PositionGrid, cells_of, morton
 from thinwire.uses.scenes.code.octree import pack_cells, unpack_cells
-from thinwire.uses.scenes.code.raht import Plan
+from thinwire.uses.scenes.code.raht import HaarPlan
 from thinwire.uses.scenes.view.project import rotation_matrices
 
 pytest.importorskip("zstandard")
@@ -97,11 +97,11 @@ def test_places_on_the_curve_are_cells(seed: int, depth: int) -> None:
 
 def test_grids_hold_all_positions_within_half_a_step() -> None:
     positions = ball(300).positions
-    for grid in (Grid.cubic(positions, 0.01), Grid.fitted(positions, 8)):
+    for grid in (PositionGrid.cubic(positions, 0.01), PositionGrid.fitted(positions, 8)):
         off = np.abs(grid.positions(grid.cells(positions)) - positions)
         assert (off <= np.array(grid.step) * 0.5001).all()
     for places in (positions[:1], np.zeros((4, 3), np.float32), np.float32([[0, 0, 0], [1e30, 0, 0]])):
-        grid = Grid.cubic(places, 0.01)
+        grid = PositionGrid.cubic(places, 0.01)
         assert np.isfinite(grid.positions(grid.cells(places))).all() and grid.depth <= 20
 
 
@@ -110,7 +110,7 @@ def test_grids_hold_all_positions_within_half_a_step() -> None:
 def test_the_transform_keeps_energy_and_goes_back(seed: int, n: int, depth: int) -> None:
     draw = np.random.default_rng(seed)
     codes = surface(draw, n, depth)
-    plan, x = Plan.of(codes, depth), draw.normal(size=(len(codes), 3))
+    plan, x = HaarPlan.of(codes, depth), draw.normal(size=(len(codes), 3))
     y = plan.forward(x)
     assert np.allclose((y**2).sum(), (x**2).sum()) and np.allclose(plan.inverse(y), x, atol=1e-12)
     assert np.allclose(plan.forward(np.ones((len(codes), 1)))[plan.root], len(codes) ** 0.5)
@@ -123,18 +123,18 @@ def covariances(rotations: np.ndarray, log_scales: np.ndarray) -> np.ndarray:
 
 def test_the_smallest_rotation_shows_the_same_ellipsoid() -> None:
     scene = ball(400)
-    rotations, scales = turns.smallest(scene.rotations, scene.log_scales)
+    rotations, scales = orientations.smallest(scene.rotations, scene.log_scales)
     assert np.allclose(
         covariances(rotations, scales), covariances(scene.rotations, scene.log_scales), atol=1e-6
     )
     assert rotations[:, 0].min() > 0.85  # 63 degrees at most
-    assert np.allclose(turns.whole(rotations[:, 1:]), rotations, atol=1e-6)
+    assert np.allclose(orientations.whole(rotations[:, 1:]), rotations, atol=1e-6)
 
 
 def test_euler_s_angles_go_back() -> None:
     scene = ball(400)
-    back = turns.from_euler(turns.to_euler(scene.rotations))
-    assert np.allclose(np.abs((back * turns.unit(scene.rotations)).sum(1)), 1, atol=1e-6)
+    back = orientations.from_euler(orientations.to_euler(scene.rotations))
+    assert np.allclose(np.abs((back * orientations.unit(scene.rotations)).sum(1)), 1, atol=1e-6)
 
 
 @settings(derandomize=True, max_examples=25, deadline=None)

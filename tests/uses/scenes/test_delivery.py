@@ -14,9 +14,16 @@ from scenes import layered
 from thinwire.files.base import Folder
 from thinwire.files.local_folder import PlainFolder, open_folder
 from thinwire.types import InputError, LinkError, PayloadError
-from thinwire.uses.scenes.delivery import MANIFEST, deliver, fetch, first_pieces, is_there, read_manifest
-from thinwire.uses.scenes.files.container import read_outline, read_scene
-from thinwire.uses.scenes.kept import Kept
+from thinwire.uses.scenes.delivery import (
+    MANIFEST,
+    PartialFile,
+    deliver,
+    fetch,
+    first_pieces,
+    is_there,
+    read_manifest,
+)
+from thinwire.uses.scenes.files.packed_scene import read_outline, read_scene
 from thinwire.uses.scenes.layers import shown_after
 from thinwire.uses.scenes.state_form import LayeredScene, scene_of
 
@@ -87,7 +94,7 @@ def test_damage_names_the_layer_and_what_came_before_it_is_kept(tmp_path: Path) 
     second = folder.path / pieces[1].name
     whole = second.read_bytes()
     second.write_bytes(whole[:-1] + b"?")
-    kept = Kept(tmp_path / "kept", pieces)
+    kept = PartialFile(tmp_path / "kept", pieces)
     with pytest.raises(PayloadError, match=r"layer 2 of 3 of .* is damaged: its checksum"):
         for layer in fetch(folder, pieces):
             kept.add(layer)
@@ -97,19 +104,19 @@ def test_damage_names_the_layer_and_what_came_before_it_is_kept(tmp_path: Path) 
     second.write_bytes(whole)
     with (tmp_path / "kept").open("ab") as file:
         file.write(whole[:100])  # killed in the middle of a write
-    again = Kept(tmp_path / "kept", pieces)
+    again = PartialFile(tmp_path / "kept", pieces)
     assert again.held == 1
     for layer in fetch(folder, pieces, again.held):
         again.add(layer)
     assert (tmp_path / "kept").read_bytes() == again.data == DATA
-    assert Kept(tmp_path / "kept", deliver(folder, OTHER)).held == 0
+    assert PartialFile(tmp_path / "kept", deliver(folder, OTHER)).held == 0
 
 
 def test_a_full_disk_keeps_the_layers_that_are_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = PlainFolder(tmp_path / "scene")
     pieces = deliver(folder, DATA)
     first, second, _ = fetch(folder, pieces)
-    kept = Kept(tmp_path / "kept", pieces)
+    kept = PartialFile(tmp_path / "kept", pieces)
     kept.add(first)
     opened = Path.open
 

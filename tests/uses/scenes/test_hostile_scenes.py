@@ -15,15 +15,15 @@ import scene_fuzz
 from scenes import ball
 
 from thinwire.types import PayloadError
-from thinwire.uses.scenes.files import axes, foreign
-from thinwire.uses.scenes.files.axes import turned
+from thinwire.uses.scenes.files import foreign
 from thinwire.uses.scenes.files.clipping import RANGES, beyond, told_beyond
+from thinwire.uses.scenes.files.foreign import turned
 from thinwire.uses.scenes.scene import Splats
 
 pytest.importorskip("zstandard")
 pytest.importorskip("gaussforge")
 MB = 1 << 20
-AXES = {"spz": axes.SPZ, "compressed.ply": axes.PLY}
+AXES = {"spz": foreign.SPZ, "compressed.ply": foreign.PLY}
 
 
 def test_damaged_files_are_read_or_refused_in_little_memory() -> None:

@@ -17,7 +17,7 @@ from scenes import ball
 
 from thinwire.types import PayloadError
 from thinwire.uses.scenes.files import foreign
-from thinwire.uses.scenes.files.axes import NAMED, ODD_IN, turned
+from thinwire.uses.scenes.files.foreign import NAMED, ODD_IN, turned
 from thinwire.uses.scenes.files.ply import read_ply
 from thinwire.uses.scenes.files.scene_file import form_of, read_scene_file
 from thinwire.uses.scenes.scene import Splats

@@ -14,18 +14,18 @@ from scenes import ball
 
 from thinwire.similarity import mse, psnr
 from thinwire.types import InputError, PayloadError
-from thinwire.uses.scenes import search, thinwire
+from thinwire.uses.scenes import importance_coder as coder
+from thinwire.uses.scenes import search
 from thinwire.uses.scenes.coded import finer_part
-from thinwire.uses.scenes.decoding import decode_part
-from thinwire.uses.scenes.files.container import read_scene, write_scene
+from thinwire.uses.scenes.files.packed_scene import read_scene, write_scene
 from thinwire.uses.scenes.importance import classes_of, seen_through
-from thinwire.uses.scenes.layers import SHARES, encode_layers, shown_after, stand_ins
+from thinwire.uses.scenes.layers import SHARES, decode_part, encode_layers, shown_after, stand_ins
 from thinwire.uses.scenes.merging import merged
 from thinwire.uses.scenes.mesongs import MesonGS, block_codes, block_values
 from thinwire.uses.scenes.part import Layer
 from thinwire.uses.scenes.scene import Splats, cleaned
 from thinwire.uses.scenes.thinning import thinned_to_budget
-from thinwire.uses.scenes.view.cameras import Frame, reported_views
+from thinwire.uses.scenes.view.cameras import SceneFrame, reported_views
 from thinwire.uses.scenes.view.project import Drawable
 from thinwire.uses.scenes.view.render import Seen, render
 from thinwire.uses.scenes.view.views import Views
@@ -37,29 +37,31 @@ PIXELS = 96
 def quality(scene: Splats, other: Splats) -> float:
     a, b = Drawable.of(scene), Drawable.of(other)
     return psnr(
-        float(np.mean([mse(render(a, c), render(b, c)) for c in reported_views(Frame.of(scene), PIXELS)]))
+        float(
+            np.mean([mse(render(a, c), render(b, c)) for c in reported_views(SceneFrame.of(scene), PIXELS)])
+        )
     )
 
 
 @pytest.fixture(scope="module")
-def scene() -> thinwire.Analysis:
-    return thinwire.Analysis.of(ball(1500, 1), PIXELS)
+def scene() -> coder.Analysis:
+    return coder.Analysis.of(ball(1500, 1), PIXELS)
 
 
-def test_finer_slopes_take_more_bytes_and_lose_less(scene: thinwire.Analysis) -> None:
-    layers = [thinwire.encode(scene, slope) for slope in (1e-4, 1e-5, 1e-6, 1e-7)]
+def test_finer_slopes_take_more_bytes_and_lose_less(scene: coder.Analysis) -> None:
+    layers = [coder.encode(scene, slope) for slope in (1e-4, 1e-5, 1e-6, 1e-7)]
     sizes = [layer.nbytes for layer in layers]
     qualities = [quality(scene.splats, decode_part(layer)) for layer in layers]
     assert sizes == sorted(sizes) and qualities == sorted(qualities)
     assert qualities[-1] - qualities[0] > 15
 
 
-def test_a_budget_is_met_within_two_per_cent(scene: thinwire.Analysis) -> None:
+def test_a_budget_is_met_within_two_per_cent(scene: coder.Analysis) -> None:
     for most in (12000, 16000, 21000, 30000):
-        layer = search.to_budget(lambda slope: thinwire.encode(scene, slope), lambda x: x.nbytes, most)
+        layer = search.to_budget(lambda slope: coder.encode(scene, slope), lambda x: x.nbytes, most)
         assert 0.98 * most <= layer.nbytes <= most
     with pytest.raises(InputError, match=r"takes \d+ bytes at least, and 100 are asked for"):
-        search.to_budget(lambda slope: thinwire.encode(scene, slope), lambda x: x.nbytes, 100)
+        search.to_budget(lambda slope: coder.encode(scene, slope), lambda x: x.nbytes, 100)
 
 
 def test_a_quality_is_met() -> None:
@@ -106,7 +108,7 @@ ODD["all of them large"] = cleaned(replace(ball(9), log_scales=np.full((9, 3), 8
 @pytest.mark.parametrize("name", ODD)
 def test_odd_scenes_read_back(name: str) -> None:
     scene = ODD[name]
-    layer = thinwire.encode(thinwire.Analysis.of(scene, PIXELS), 1e-7)
+    layer = coder.encode(coder.Analysis.of(scene, PIXELS), 1e-7)
     back = shown_after(read_scene(write_scene([Layer(layer)])))
     assert (back.count, back.bands) == (scene.count, scene.bands)
     assert quality(scene, back) > 35
@@ -142,12 +144,12 @@ def test_classes_go_with_the_root_of_the_squares() -> None:
     assert classes_of(Seen(squares, squares)).tolist() == [0, 1, 2, 7]
 
 
-SMALL = thinwire.encode(thinwire.Analysis.of(ball(60, 1), PIXELS), 1e-5)
+SMALL = coder.encode(coder.Analysis.of(ball(60, 1), PIXELS), 1e-5)
 
 
 def test_layers_show_more_and_more() -> None:
-    scene = thinwire.Analysis.of(ball(4000, 1), PIXELS)
-    whole = thinwire.encode(scene, 1e-6)
+    scene = coder.Analysis.of(ball(4000, 1), PIXELS)
+    whole = coder.encode(scene, 1e-6)
     for count in SHARES:
         layers = encode_layers(scene, 1e-6, stand_ins(scene, whole.nbytes, count), count)
         layers = read_scene(write_scene(layers))
@@ -160,7 +162,7 @@ def test_layers_show_more_and_more() -> None:
 
 def test_merging_looks_better_than_dropping() -> None:
     scene = ball(3000, 0)
-    frame = Frame.of(scene)
+    frame = SceneFrame.of(scene)
     seen = seen_through(scene, Views.of(scene, PIXELS))
     fewer = merged(scene, seen.weights, frame.radius, 400)
     dropped = scene.take(np.argsort(-seen.weights)[:400])
@@ -172,24 +174,24 @@ def test_merging_looks_better_than_dropping() -> None:
 def test_channels_that_vary_slowly_are_cheaper_as_coefficients() -> None:
     even = ball(3000, 0)
     slow = replace(even, colours=np.sin(2 * even.positions).astype(np.float32))
-    raw = replace(thinwire.Analysis.of(slow, PIXELS), classes=np.zeros(3000, np.int64))
+    raw = replace(coder.Analysis.of(slow, PIXELS), classes=np.zeros(3000, np.int64))
     own = replace(raw, transforms=True)
-    fine = thinwire.quantised(own, 1e-6)
+    fine = coder.quantised(own, 1e-6)
     coarse = fine.coarser({group: own.most(group) for group in own.channels})
     assert fine.groups["colours"].transformed
-    assert len(fine.part().streams["colours"]) < 0.8 * len(thinwire.encode(raw, 1e-6).streams["colours"])
+    assert len(fine.part().streams["colours"]) < 0.8 * len(coder.encode(raw, 1e-6).streams["colours"])
     found = [read_scene(write_scene([Layer(coarse.part()), Layer(finer=finer_part([coarse], [fine]))]))]
     shown = [quality(slow, shown_after(found[0][:n])) for n in (1, 2)]
-    assert shown[1] > shown[0] + 3 and shown[1] > quality(slow, decode_part(thinwire.encode(raw, 1e-6))) - 0.5
+    assert shown[1] > shown[0] + 3 and shown[1] > quality(slow, decode_part(coder.encode(raw, 1e-6))) - 0.5
     assert np.allclose(shown_after(found[0]).colours, decode_part(fine.part()).colours, atol=1e-6)
 
 
 def test_few_bytes_hold_fewer_splats_and_look_better() -> None:
-    scene = thinwire.Analysis.of(ball(4000, 1), PIXELS)
+    scene = coder.Analysis.of(ball(4000, 1), PIXELS)
     most = 24000
     fewer, _ = thinned_to_budget(scene, most)
     assert 100 < fewer.splats.count < 3000
-    found = [search.to_budget(partial(thinwire.encode, x), lambda p: p.nbytes, most) for x in (scene, fewer)]
+    found = [search.to_budget(partial(coder.encode, x), lambda p: p.nbytes, most) for x in (scene, fewer)]
     before, after = (quality(scene.splats, decode_part(part)) for part in found)
     assert after > before + 0.5
     assert thinned_to_budget(scene, 120000)[0] is scene  # enough for all
@@ -206,8 +208,8 @@ FILE = write_scene([Layer(None, SMALL), Layer(SMALL)])
 
 
 def _finer() -> bytes:
-    scene = thinwire.Analysis.of(ball(60, 1), PIXELS)
-    fine = thinwire.quantised(scene, 1e-5)
+    scene = coder.Analysis.of(ball(60, 1), PIXELS)
+    fine = coder.quantised(scene, 1e-5)
     coarse = fine.coarser({group: scene.most(group) for group in scene.channels})
     return write_scene([Layer(coarse.part()), Layer(finer=finer_part([coarse], [fine]))])
 

@@ -19,13 +19,12 @@ from hypothesis import strategies as st
 from scenes import ball
 
 from thinwire.similarity import mse, psnr
-from thinwire.uses.scenes import thinwire
+from thinwire.uses.scenes import importance_coder
 from thinwire.uses.scenes.layers import encode_layers, shown_after, stand_ins
-from thinwire.uses.scenes.page.chunk import Plane, deflated
-from thinwire.uses.scenes.page.writing import page_of, page_of_scene
+from thinwire.uses.scenes.page.web_page import Plane, deflated, page_of, page_of_scene
 from thinwire.uses.scenes.part import Layer
 from thinwire.uses.scenes.scene import Splats
-from thinwire.uses.scenes.view.cameras import Frame, look_at
+from thinwire.uses.scenes.view.cameras import SceneFrame, look_at
 from thinwire.uses.scenes.view.project import Drawable
 from thinwire.uses.scenes.view.render import render
 
@@ -99,14 +98,14 @@ def layers() -> list[Layer]:
     splats = ball(2200, 3)
     splats.opacities[:3] = np.inf, -np.inf, 9
     splats.log_scales[4, 1] = -np.inf
-    scene = thinwire.Analysis.of(splats, 48)
+    scene = importance_coder.Analysis.of(splats, 48)
     found = encode_layers(scene, 1e-6, stand_ins(scene, 60_000))
     assert len(found) > 2 and found[0].stays is None
     return found
 
 
 def test_a_browser_draws_what_the_renderer_draws(layers: list[Layer], tmp_path: Path) -> None:
-    text, frame = page_of(layers, "a ball", "drawn by numpy"), Frame.of(shown_after(layers))
+    text, frame = page_of(layers, "a ball", "drawn by numpy"), SceneFrame.of(shown_after(layers))
     whole, begun = tmp_path / "whole.html", tmp_path / "begun.html"
     whole.write_text(text, encoding="utf-8")
     begun.write_text(text[: LAYER.search(text).end()], encoding="utf-8")  # what has come over a slow link
@@ -135,7 +134,7 @@ def test_a_browser_draws_every_number_of_bands(tmp_path: Path) -> None:
             path.write_text(page_of_scene(scene, "a ball"), encoding="utf-8")
             shown.open(path)
             picture = pixels(shown.value(f"page.picture(20, 15, {SIZE})"))
-            expected = render(Drawable.of(scene), look_at(Frame.of(scene), 20, 15, SIZE))
+            expected = render(Drawable.of(scene), look_at(SceneFrame.of(scene), 20, 15, SIZE))
             assert psnr(mse(expected, picture)) > 40
 
 

@@ -10,8 +10,8 @@ from scenes import ball
 
 from thinwire.similarity import mse, psnr, ssim
 from thinwire.uses.scenes.scene import Splats
-from thinwire.uses.scenes.view import native
-from thinwire.uses.scenes.view.cameras import Frame, importance_views, look_at, reported_views
+from thinwire.uses.scenes.view import render as rendering
+from thinwire.uses.scenes.view.cameras import SceneFrame, importance_views, look_at, reported_views
 from thinwire.uses.scenes.view.harmonics import basis
 from thinwire.uses.scenes.view.project import Drawable, rotation_matrices
 from thinwire.uses.scenes.view.render import render, seen_in
@@ -46,19 +46,19 @@ def reference(splats: Splats, camera) -> np.ndarray:
 @pytest.fixture(params=["compiled", "numpy"])
 def way(request: pytest.FixtureRequest):
     if request.param == "compiled":
-        if not native.there():
+        if not rendering.there():
             pytest.skip("no C compiler when thinwire was installed")
         yield
     else:
-        with native.without():
-            assert not native.there()
+        with rendering.without():
+            assert not rendering.there()
             yield
 
 
 def test_the_library_is_of_this_source() -> None:
     if shutil.which("cc") is None:
         pytest.skip("no C compiler")
-    assert native.there(), "kernels.c changed: .venv/bin/python setup.py build_ext --inplace"
+    assert rendering.there(), "kernels.c changed: .venv/bin/python setup.py build_ext --inplace"
 
 
 @pytest.mark.parametrize("bands", [0, 3])
@@ -66,7 +66,7 @@ def test_pictures_are_those_of_the_formulas(way: None, bands: int) -> None:
     scene = ball(120, bands)
     scene.opacities[:3] = np.inf, -np.inf, 9
     scene.log_scales[4, 1] = -np.inf
-    camera = look_at(Frame.of(scene), 30, 20, SMALL)
+    camera = look_at(SceneFrame.of(scene), 30, 20, SMALL)
     found, expected = render(Drawable.of(scene), camera), reference(scene, camera)
     off = np.abs(found - expected).max(2)
     assert np.quantile(off, 0.99) < 2e-4  # the rest: the very edges of ellipses, where a splat ends at 1/255
@@ -75,12 +75,12 @@ def test_pictures_are_those_of_the_formulas(way: None, bands: int) -> None:
 
 
 def test_both_ways_draw_the_same() -> None:
-    if not native.there():
+    if not rendering.there():
         pytest.skip("no C compiler when thinwire was installed")
     scene = Drawable.of(ball(300, 2))
-    for camera in reported_views(Frame.of(ball(300, 2)), 61):
+    for camera in reported_views(SceneFrame.of(ball(300, 2)), 61):
         found, seen = render(scene, camera), seen_in(scene, [camera])
-        with native.without():
+        with rendering.without():
             assert np.abs(found - render(scene, camera)).max() < 1e-4
             other = seen_in(scene, [camera])
         assert np.allclose(seen.weights, other.weights, rtol=1e-4, atol=1e-4)
@@ -89,7 +89,7 @@ def test_both_ways_draw_the_same() -> None:
 
 def test_weights_are_what_pixels_did_not_let_through(way: None) -> None:
     scene = ball(50, 0)
-    camera = look_at(Frame.of(scene), 0, 0, SMALL)
+    camera = look_at(SceneFrame.of(scene), 0, 0, SMALL)
     white = Splats.of(scene.positions, log_scales=scene.log_scales, rotations=scene.rotations,
                       opacities=scene.opacities, colours=np.full((50, 3), 0.5 / 0.28209479))  # fmt: skip
     seen = seen_in(Drawable.of(scene), [camera])
@@ -99,14 +99,14 @@ def test_weights_are_what_pixels_did_not_let_through(way: None) -> None:
 
 def test_what_is_behind_or_beside_a_camera_is_not_drawn(way: None) -> None:
     scene = ball(40, 0)
-    camera = look_at(Frame.of(scene), 0, 0, SMALL)
+    camera = look_at(SceneFrame.of(scene), 0, 0, SMALL)
     behind = Splats.of(scene.positions + 3 * camera.place, opacities=scene.opacities)
     beside = Splats.of(scene.positions + 1000 * camera.turn[0], opacities=scene.opacities)
     assert not render(Drawable.of(behind), camera).any() and not render(Drawable.of(beside), camera).any()
 
 
 def test_cameras_see_the_whole_scene_and_stand_apart() -> None:
-    frame = Frame.of(ball(500))
+    frame = SceneFrame.of(ball(500))
     views, reported = importance_views(frame), reported_views(frame)
     assert (len(views), len(reported)) == (24, 4)
     for camera in [*views, *reported]:
@@ -116,7 +116,7 @@ def test_cameras_see_the_whole_scene_and_stand_apart() -> None:
         assert np.allclose(middle[:2], 0, atol=1e-9) and middle[2] > 2 * frame.radius
     nearest = [min(np.linalg.norm(a.place - b.place) for b in views) for a in reported]
     assert min(nearest) > 0.3 * frame.radius
-    one = Frame.of(Splats.of(np.zeros((1, 3)), opacities=[-np.inf]))
+    one = SceneFrame.of(Splats.of(np.zeros((1, 3)), opacities=[-np.inf]))
     assert one.radius == pytest.approx(0.03) and one.middle == (0, 0, 0)
 
 

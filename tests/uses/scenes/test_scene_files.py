@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scenes import ball
 
 from thinwire.types import InputError, PayloadError
-from thinwire.uses.scenes.code import turns
+from thinwire.uses.scenes.code import orientations
 from thinwire.uses.scenes.files.ply import read_ply, write_ply
 from thinwire.uses.scenes.files.scene_file import read_scene_file, scene_bytes
 from thinwire.uses.scenes.scene import Odd, Splats, cleaned
@@ -128,7 +128,7 @@ def test_formats_of_others_keep_what_they_can(
     which = apart.argmin(1)
     assert np.abs(found.log_scales - scene.log_scales[which]).max() < 0.1
     assert np.median(np.abs(found.harmonics - scene.harmonics[which])) < 0.05
-    same_way = (turns.unit(found.rotations) * turns.unit(scene.rotations[which])).sum(1)
+    same_way = (orientations.unit(found.rotations) * orientations.unit(scene.rotations[which])).sum(1)
     assert np.abs(same_way).min() > 0.99
     assert capfd.readouterr().out == ""
     assert found.bands == 2 and found.count == 500

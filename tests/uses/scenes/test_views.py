@@ -13,11 +13,10 @@ from scenes import ball
 
 from thinwire.types import InputError
 from thinwire.uses.scenes.scene import Splats
-from thinwire.uses.scenes.view.cameras import INSIDE, OUTSIDE, Camera, Frame, look_at
+from thinwire.uses.scenes.view.cameras import INSIDE, OUTSIDE, Camera, SceneFrame, look_at
 from thinwire.uses.scenes.view.given import read_cameras
-from thinwire.uses.scenes.view.pictures import Pictures
 from thinwire.uses.scenes.view.project import Drawable
-from thinwire.uses.scenes.view.render import seen_in
+from thinwire.uses.scenes.view.render import Pictures, seen_in
 from thinwire.uses.scenes.view.views import HELD_OUT, Views
 
 SIZE = 64
@@ -65,7 +64,7 @@ def test_rooms_are_looked_at_from_within_and_other_scenes_are_not() -> None:
 
 def test_what_is_claimed_of_pictures_is_what_the_worst_kind_has() -> None:
     scene = ball(200, 0)
-    near, far = (look_at(Frame.of(scene), a, 10, 32) for a in (0, 90))
+    near, far = (look_at(SceneFrame.of(scene), a, 10, 32) for a in (0, 90))
     pictures = Pictures(scene, [near, Camera(far.place, far.turn, far.focal, 32, 32, far.near, INSIDE)])
     others = [picture + off for picture, off in zip(pictures.of(scene), (0.001, 0.1), strict=True)]
     found = pictures.by_kind(others)
@@ -152,7 +151,7 @@ FORMS: list[Callable[[list[Camera], Path], Path]] = [as_json, as_transforms, as_
 def test_given_cameras_come_as_they_are_and_damage_is_told(
     form: Callable[[list[Camera], Path], Path], tmp_path: Path
 ) -> None:
-    frame = Frame.of(ball(100, 0))
+    frame = SceneFrame.of(ball(100, 0))
     cameras = [look_at(frame, 17 * i, 3 * i - 20, SIZE) for i in range(12)]
     place = form(cameras, tmp_path)
     found = read_cameras(place, SIZE)
@@ -194,7 +193,7 @@ WRONG = {
 
 
 def test_cameras_that_cannot_be_are_refused_in_a_sentence(tmp_path: Path) -> None:
-    (own,) = entries([look_at(Frame.of(ball(9, 0)), 0, 0, SIZE)])
+    (own,) = entries([look_at(SceneFrame.of(ball(9, 0)), 0, 0, SIZE)])
     for told, wrong in WRONG.items():
         merged = [own | part for part in wrong] if isinstance(wrong, list) else wrong
         text = merged if isinstance(merged, str) else json.dumps(merged)

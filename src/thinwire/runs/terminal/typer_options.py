@@ -49,10 +49,14 @@ def with_config(
     panel = JOB if next(iter(fields.values())).metadata["panel"] else None
     names = [n for n in fields if n not in without + unused and (not only or n in only)]
 
+    old = [fields[n].metadata["old"] for n in names if fields[n].metadata["old"]]
+
     def decorate(command: Command) -> Command:
         def run(**arguments: Any) -> None:
             path = arguments.pop("config", None)
-            given = {n: from_text(config, n, v) for n in names if (v := arguments.pop(n)) not in (None, [])}
+            said = {n: v for n in (*names, *old) if (v := arguments.pop(n)) not in (None, [])}
+            said = config.renamed(said, "the command line")
+            given = {n: from_text(config, n, v) for n, v in said.items()}
             read = config.read_toml(path, unused) if path else {}
             command(given=base | read | _environment([fields[n] for n in names]) | given, **arguments)
 
@@ -60,6 +64,7 @@ def with_config(
         parameters = own + ([_parameter("config", _config_file(panel))] if file and not only else [])
         annotations = {n: _annotation(fields[n], base, told[n], n not in undecided) for n in names}
         parameters += [_parameter(n, a) for n, a in annotations.items()]
+        parameters += [_parameter(n, Annotated[str | None, typer.Option(flag(n), hidden=True)]) for n in old]
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
         run.__annotations__ = {p.name: p.annotation for p in parameters}
         run.__name__, run.__doc__ = command.__name__, command.__doc__

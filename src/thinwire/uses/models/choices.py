@@ -15,8 +15,7 @@ from torch import Tensor
 
 from thinwire.choosing.allocate import Site
 from thinwire.types import InputError, require
-from thinwire.uses.models.feedback import MOST, inverse_factor, pieces_of, quantised
-from thinwire.uses.models.moments import Moments
+from thinwire.uses.models.moments import MOST, Moments, inverse_factor, pieces_of, quantised
 from thinwire.uses.models.streams import bits_of
 from thinwire.uses.models.tensors import (
     OCTAVE,
@@ -80,7 +79,7 @@ class Matrix:
         if columns.ndim == 1:
             return None
         told = f"{self.name} has inputs that are no finite numbers on this text: is the model broken?"
-        require(bool(columns.isfinite().all()), InputError, f"{told} Pack it without --calibrate")
+        require(bool(columns.isfinite().all()), InputError, f"{told} Pack it without --calibration-data")
         return inverse_factor(columns)
 
     @property

@@ -16,16 +16,16 @@ import torch
 from torch import Tensor
 
 from thinwire.types import WRONG_VALUES, PayloadError, require
-from thinwire.uses.models.container import OLDEST, VERSION, PackedModel, version_of
 from thinwire.uses.models.entry import DTYPES, pack_entry, power_in, shape_of, unpack_entry
+from thinwire.uses.models.packed_model import OLDEST, VERSION, PackedModel, version_of
 from thinwire.uses.models.tensors import (
     REACH,
     WIDTHS,
     Coded,
     Grouped,
     Plain,
-    Same,
     Stepped,
+    Tied,
     groups_of,
     matrix_shape,
 )
@@ -70,7 +70,7 @@ def _files(tensors: Mapping[str, Tensor], sizes: Mapping[str, Any]) -> dict[str,
 
 
 def _tensors(name: str, coded: Coded) -> Tensors:
-    if isinstance(coded, Same):
+    if isinstance(coded, Tied):
         return {}
     if isinstance(coded, Plain):
         return {name: coded.values}
@@ -100,8 +100,8 @@ def from_code_tensors(tensors: Mapping[str, Tensor]) -> PackedModel:
 
 
 def _coded(name: str, about: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Coded:
-    if about["kind"] == Same.kind:
-        return Same(str(about["name"]))
+    if about["kind"] == Tied.kind:
+        return Tied(str(about["name"]))
     shape, dtype, swapped = shape_of(about, name), DTYPES[about["dtype"]], about.get("swapped", False)
     if about["kind"] == Plain.kind:
         return Plain(_fitting(tensors, name, shape, [dtype]))

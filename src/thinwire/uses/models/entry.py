@@ -28,8 +28,8 @@ from thinwire.uses.models.tensors import (
     Coded,
     Grouped,
     Plain,
-    Same,
     Stepped,
+    Tied,
     groups_of,
     matrix_shape,
 )
@@ -54,7 +54,7 @@ MOST_AXES = 16
 
 
 @dataclass(frozen=True, eq=False)
-class Entry:
+class PackedTensor:
     """A tensor in a file: ``about`` are JSON values that reading needs, ``data`` its bytes."""
 
     about: Mapping[str, Any]
@@ -68,33 +68,33 @@ class Entry:
     @property
     def shape(self) -> tuple[int, ...]:
         """The tensor's shape; empty for ``same``."""
-        return () if self.kind == Same.kind else tuple(self.about.get("shape", ()))
+        return () if self.kind == Tied.kind else tuple(self.about.get("shape", ()))
 
     @property
     def numel(self) -> int:
         """Weights that it has bytes for."""
-        return 0 if self.kind == Same.kind else math.prod(self.shape)
+        return 0 if self.kind == Tied.kind else math.prod(self.shape)
 
 
-def pack_entry(coded: Coded) -> Entry:
+def pack_entry(coded: Coded) -> PackedTensor:
     """Return what a file holds of a coded tensor."""
-    if isinstance(coded, Same):
-        return Entry({"kind": coded.kind, "name": coded.name}, b"")
+    if isinstance(coded, Tied):
+        return PackedTensor({"kind": coded.kind, "name": coded.name}, b"")
     about: dict[str, Any] = {"kind": coded.kind, "shape": list(coded.shape), "dtype": NAMES[coded.dtype]}
     if isinstance(coded, Plain):
-        return Entry(about, _pack_plain(coded.values))
+        return PackedTensor(about, _pack_plain(coded.values))
     codes = pack_codes(coded.codes.numpy().astype(np.int16, copy=False))
     about |= {"swapped": True} if coded.swapped else {}
     about |= {"power": coded.power} if coded.power else {}
     if isinstance(coded, Grouped):
         about |= {"scales": NAMES[coded.scales.dtype]} if coded.scales.dtype != torch.float16 else {}
-        return Entry(about | {"width": coded.width}, _pack_plain(coded.scales) + codes)
+        return PackedTensor(about | {"width": coded.width}, _pack_plain(coded.scales) + codes)
     about |= {"wide": True} if coded.wide else {}
     parts = (pack_numbers(_turns(own)) for own in (coded.row_parts, coded.column_parts))
-    return Entry(about, b"".join([*parts, codes]))
+    return PackedTensor(about, b"".join([*parts, codes]))
 
 
-def unpack_entry(entry: Entry, name: str) -> Coded:
+def unpack_entry(entry: PackedTensor, name: str) -> Coded:
     """Return the coded tensor of an entry, whose size was checked before. Errors: ``PayloadError``."""
     try:
         return _unpacked(entry, name)
@@ -102,10 +102,10 @@ def unpack_entry(entry: Entry, name: str) -> Coded:
         raise PayloadError(f"{name:.99} is damaged: {str(e)[:80]}") from e
 
 
-def _unpacked(entry: Entry, name: str) -> Coded:
+def _unpacked(entry: PackedTensor, name: str) -> Coded:
     about = entry.about
-    if entry.kind == Same.kind:
-        return Same(str(about["name"]))
+    if entry.kind == Tied.kind:
+        return Tied(str(about["name"]))
     shape, dtype = shape_of(about, name), DTYPES.get(about["dtype"])
     if dtype is None:
         raise PayloadError(f"{name:.99} is of type {about['dtype']!r:.20}; update thinwire")
@@ -122,7 +122,7 @@ def _unpacked(entry: Entry, name: str) -> Coded:
 
 
 def _unpack_matrix(
-    cursor: ByteCursor, entry: Entry, shape: tuple[int, ...], dtype: torch.dtype, swapped: bool
+    cursor: ByteCursor, entry: PackedTensor, shape: tuple[int, ...], dtype: torch.dtype, swapped: bool
 ) -> Coded:
     rows, columns = matrix_shape(shape, swapped)
     power = power_in(entry.about)

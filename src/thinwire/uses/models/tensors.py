@@ -9,7 +9,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from thinwire.uses.models.feedback import pieces_of
+from thinwire.uses.models.moments import pieces_of
 
 OCTAVE = 8  # parts of it in which steps are given
 NARROW = 127  # of codes in one byte
@@ -117,14 +117,14 @@ class Plain:
 
 
 @dataclass(frozen=True, eq=False)
-class Same:
+class Tied:
     """A tensor that has the values of another one, called ``name``: a tied head."""
 
     kind: ClassVar[str] = "same"
     name: str
 
 
-Coded = Stepped | Grouped | Plain | Same
+Coded = Stepped | Grouped | Plain | Tied
 
 
 def spread_scales(scales: Tensor, columns: int) -> Tensor:

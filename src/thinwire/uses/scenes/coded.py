@@ -15,11 +15,11 @@ import numpy.typing as npt
 
 from thinwire.codecs.symbols import Ints, pack_numbers, unpack_numbers
 from thinwire.types import WRONG_VALUES, ByteCursor, PayloadError, require
-from thinwire.uses.scenes.code import turns
+from thinwire.uses.scenes.code import orientations
 from thinwire.uses.scenes.code.channels import Floats, Numbers, Transform, pack_finer, unpack_finer
-from thinwire.uses.scenes.code.grid import MOST_DEPTH, Bend, Codes, Grid, cells_of
+from thinwire.uses.scenes.code.morton import MOST_DEPTH, Bend, Codes, PositionGrid, cells_of
 from thinwire.uses.scenes.code.octree import ROOT, pack_cells, unpack_cells
-from thinwire.uses.scenes.code.raht import Plan
+from thinwire.uses.scenes.code.raht import HaarPlan
 from thinwire.uses.scenes.importance import MOST_CLASS
 from thinwire.uses.scenes.part import Part
 from thinwire.uses.scenes.scene import COEFFICIENTS, Splats
@@ -37,7 +37,7 @@ class Coded:
     """Splats in whole steps: cells of a grid by rising ``codes`` [n], ``classes`` [n], and each attribute."""
 
     bands: int
-    grid: Grid
+    grid: PositionGrid
     codes: Codes
     classes: Ints
     groups: Mapping[str, Numbers]
@@ -82,7 +82,7 @@ class Coded:
         return Splats.of(
             self.grid.positions(cells_of(self.codes)),
             log_scales=found["log_scales"],
-            rotations=turns.whole(found["rotations"]),
+            rotations=orientations.whole(found["rotations"]),
             opacities=found["opacities"][:, 0],
             colours=found["colours"],
             harmonics=harmonics.reshape(n, harmonics.shape[1] // 3, 3),
@@ -108,7 +108,7 @@ def _by_class(way: Callable[[Floats], Floats], by_class: npt.NDArray[np.intp]) -
     return transform
 
 
-def plan_of(codes: Codes, depth: int, above: int) -> Plan:
+def plan_of(codes: Codes, depth: int, above: int) -> HaarPlan:
     """Return the plan for rising codes [n], seen ``above`` levels higher; those of a cell go one by one.
 
     It is the same for fine and coarse positions. Errors: ``PayloadError`` where cells hold too many.
@@ -120,7 +120,7 @@ def plan_of(codes: Codes, depth: int, above: int) -> Plan:
     levels = -(-int(within.max()).bit_length() // 3)
     total = depth - above + levels
     require(0 <= above < depth and total <= MOST_LEVELS, PayloadError, f"a transform of {total} levels")
-    return Plan.of(cells << np.uint64(3 * levels) | within.astype(np.uint64), total)
+    return HaarPlan.of(cells << np.uint64(3 * levels) | within.astype(np.uint64), total)
 
 
 def _fewer(depth: int) -> int:
@@ -149,7 +149,7 @@ def _of_part(part: Part) -> Coded:
     groups = {
         name: Numbers.unpack(part.streams[name], d, counts, name) for name, d in widths(part.bands).items()
     }
-    grid = Grid((x, y, z), (step, step, step), depth, bend)
+    grid = PositionGrid((x, y, z), (step, step, step), depth, bend)
     return Coded(part.bands, grid, codes, classes, groups, int(about["above"]))
 
 

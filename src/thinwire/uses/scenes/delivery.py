@@ -12,18 +12,19 @@ import json
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import accumulate
+from pathlib import Path
 from typing import Any, NamedTuple
 
 from thinwire.files.base import Folder, refusal
 from thinwire.types import WRONG_VALUES, InputError, LinkError, PayloadError, require
-from thinwire.uses.scenes.files.container import MAX_LAYERS, read_outline
+from thinwire.uses.scenes.files.packed_scene import MAX_LAYERS, read_outline
 
 MANIFEST, KIND, VERSION = "scene.json", "thinwire.scene", 1
 MOST_MANIFEST, MOST_NBYTES = 1 << 16, 1 << 36  # bytes: of a manifest, of a layer
 NAMED = 16  # digits of its hash in a file's name
 
 
-class Piece(NamedTuple):
+class LayerFile(NamedTuple):
     """The file of a layer: its name, bytes and SHA-256."""
 
     name: str
@@ -35,18 +36,18 @@ class Piece(NamedTuple):
         return len(data) == self.nbytes and hashlib.sha256(data).hexdigest() == self.sha256
 
 
-def deliver(folder: Folder, data: bytes) -> list[Piece]:
+def deliver(folder: Folder, data: bytes) -> list[LayerFile]:
     """Write a packed scene to a folder, its manifest last; what an older scene had there goes after that.
 
     Errors: ``InputError`` where the folder takes no file; then what was there can still be read.
     """
-    pieces, at = list[Piece](), 0
+    pieces, at = list[LayerFile](), 0
     old = {piece.name for piece in _found(folder)}
     try:
         for i, layer in enumerate(read_outline(data).layers):
             part = data[at : layer.end]
             digest, at = hashlib.sha256(part).hexdigest(), layer.end
-            pieces.append(Piece(f"layer-{i + 1}-{digest[:NAMED]}", len(part), digest))
+            pieces.append(LayerFile(f"layer-{i + 1}-{digest[:NAMED]}", len(part), digest))
             if pieces[-1].name not in old:
                 folder.write(pieces[-1].name, part)
         listed = {"kind": KIND, "version": VERSION, "layers": [piece._asdict() for piece in pieces]}
@@ -60,7 +61,7 @@ def deliver(folder: Folder, data: bytes) -> list[Piece]:
     return pieces
 
 
-def _found(folder: Folder) -> list[Piece]:
+def _found(folder: Folder) -> list[LayerFile]:
     """Return the files of the scene that is there; none where there is none, or a damaged one."""
     with suppress(InputError, PayloadError):
         return read_manifest(folder)
@@ -86,7 +87,7 @@ def is_there(folder: Folder) -> bool:
     return True
 
 
-def read_manifest(folder: Folder) -> list[Piece]:
+def read_manifest(folder: Folder) -> list[LayerFile]:
     """Return the files of the scene in a folder, the coarsest layer first.
 
     Errors: ``InputError`` where there is none, ``LinkError``, ``PayloadError``.
@@ -107,14 +108,14 @@ def read_manifest(folder: Folder) -> list[Piece]:
         raise LinkError(f"{folder.where} cannot be read: {e}") from e
 
 
-def _piece(name: Any, nbytes: Any, sha256: Any) -> Piece:
+def _piece(name: Any, nbytes: Any, sha256: Any) -> LayerFile:
     good = type(name) is str and name.startswith("layer-") and name.replace("-", "").isalnum()
     good = good and type(nbytes) is int and 0 < nbytes <= MOST_NBYTES and type(sha256) is str
     require(good, PayloadError, f"a wrong layer {name!r:.40}")
-    return Piece(name, nbytes, sha256)
+    return LayerFile(name, nbytes, sha256)
 
 
-def first_pieces(pieces: Sequence[Piece], nbytes: int | None) -> list[Piece]:
+def first_pieces(pieces: Sequence[LayerFile], nbytes: int | None) -> list[LayerFile]:
     """Return the files of the layers that are whole within the first ``nbytes``, all for None.
 
     Errors: ``PayloadError`` where that is none.
@@ -126,7 +127,7 @@ def first_pieces(pieces: Sequence[Piece], nbytes: int | None) -> list[Piece]:
     return found
 
 
-def held_of(data: bytes | memoryview, pieces: Sequence[Piece]) -> int:
+def held_of(data: bytes | memoryview, pieces: Sequence[LayerFile]) -> int:
     """Return how many of the first layers ``data`` holds, by their hashes."""
     at = 0
     for i, piece in enumerate(pieces):
@@ -136,7 +137,7 @@ def held_of(data: bytes | memoryview, pieces: Sequence[Piece]) -> int:
     return len(pieces)
 
 
-def fetch(folder: Folder, pieces: Sequence[Piece], held: int = 0) -> Iterator[bytes]:
+def fetch(folder: Folder, pieces: Sequence[LayerFile], held: int = 0) -> Iterator[bytes]:
     """Yield the files of a scene's layers in order, but for the first ``held``.
 
     Errors name the layer: ``PayloadError`` for a damaged one, ``LinkError`` for one that cannot be read.
@@ -153,3 +154,56 @@ def fetch(folder: Folder, pieces: Sequence[Piece], held: int = 0) -> Iterator[by
             raise LinkError(f"{which} cannot be read: {e}") from e
         require(piece.fits(data), PayloadError, f"{which} is damaged: its checksum is wrong")
         yield data
+
+
+SUFFIX = ".part.tw"
+
+
+def beside(out: Path) -> Path:
+    """Return where what has come is kept for a file that is made of it.
+
+    >>> beside(Path("scene.ply")).name
+    'scene.ply.part.tw'
+    """
+    return out.with_name(out.name + SUFFIX)
+
+
+class PartialFile:
+    """The first layers of a scene in a file: whole ones only, so it is the beginning of a packed scene.
+
+    What an earlier run left counts as far as its hashes are right. ``data`` are the bytes of ``held`` layers.
+    """
+
+    def __init__(self, path: Path, pieces: Sequence[LayerFile]) -> None:
+        self._path = path
+        found = path.read_bytes() if path.is_file() else b""
+        self.held = held_of(found, pieces)
+        self.data = bytearray(found[: sum(piece.nbytes for piece in pieces[: self.held])])
+
+    def add(self, layer: bytes) -> None:
+        """Take the next layer in. Errors: ``OSError``; then the file holds what it held."""
+        before = len(self.data)
+        try:
+            with self._path.open("r+b" if self._path.exists() else "wb") as file:
+                file.seek(before)
+                file.write(layer)
+                file.truncate()
+        except OSError:
+            with suppress(OSError):
+                _shorten(self._path, before)
+            raise
+        self.data += layer
+        self.held += 1
+
+    def remove(self) -> None:
+        """Remove the file."""
+        self._path.unlink(missing_ok=True)
+
+
+def _shorten(path: Path, nbytes: int) -> None:
+    """Cut what was half written off a file; where nothing else is in it, it goes."""
+    if not nbytes:
+        path.unlink(missing_ok=True)
+        return
+    with path.open("r+b") as file:
+        file.truncate(nbytes)

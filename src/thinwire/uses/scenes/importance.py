@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from thinwire.similarity import mse
-from thinwire.uses.scenes.code import turns
+from thinwire.uses.scenes.code import orientations
 from thinwire.uses.scenes.scene import Array, Splats
 from thinwire.uses.scenes.view.project import Drawable
 from thinwire.uses.scenes.view.render import Seen, render, seen_in
@@ -44,7 +44,7 @@ def noisy(splats: Splats, group: str, amount: Array) -> Splats:
     draw = np.random.default_rng(7)
     values = getattr(splats, group)
     if group == "rotations":
-        values = turns.unit(values)
+        values = orientations.unit(values)
     shape = (-1, *[1] * (values.ndim - 1))
     noise = (draw.random(values.shape) - 0.5) * amount.reshape(shape)
     return replace(splats, **{group: (values + noise).astype(np.float32)})

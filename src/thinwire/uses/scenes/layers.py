@@ -16,14 +16,60 @@ from itertools import zip_longest
 import numpy as np
 import numpy.typing as npt
 
+from thinwire import spec
 from thinwire.types import InputError, PayloadError, require
-from thinwire.uses.scenes import search, thinwire
-from thinwire.uses.scenes.coded import finer_part
-from thinwire.uses.scenes.decoding import decode_layers
+from thinwire.uses.scenes import coded, importance_coder, mesongs, search
+from thinwire.uses.scenes.coded import Coded, finer_part
+from thinwire.uses.scenes.importance_coder import Analysis
 from thinwire.uses.scenes.merging import merged
 from thinwire.uses.scenes.part import Layer, Part
 from thinwire.uses.scenes.scene import Splats
-from thinwire.uses.scenes.thinwire import Analysis
+
+
+def decode_part(part: Part) -> Splats:
+    """Return the scene that a part stands for. Errors: ``PayloadError``."""
+    found = _read(part)
+    return found.splats() if isinstance(found, Coded) else found
+
+
+def decode_layers(layers: Sequence[Layer]) -> list[tuple[Splats | None, Splats | None]]:
+    """Return what each layer holds: splats that stay, in the finest steps of all these layers, and stand-ins.
+
+    Errors: ``PayloadError``.
+    """
+    stays = list[Coded | Splats | None]()
+    for layer in layers:
+        if layer.finer is not None:
+            stays = _finer(stays, layer.finer)
+        stays.append(_read(layer.stays) if layer.stays is not None else None)
+    whole = [found.splats() if isinstance(found, Coded) else found for found in stays]
+    stand_ins = [None if layer.stand_in is None else decode_part(layer.stand_in) for layer in layers]
+    return list(zip(whole, stand_ins, strict=True))
+
+
+def _finer(stays: Sequence[Coded | Splats | None], part: Part) -> list[Coded | Splats | None]:
+    """Return what stays with the steps of our coder's splats narrowed by a part."""
+    _check(part, ["positions", *coded.widths(part.bands)])
+    require(part.codec == coded.NAME, PayloadError, f"finer steps by {part.codec!r:.40}; update thinwire")
+    narrowed = iter(coded.refined([found for found in stays if isinstance(found, Coded)], part))
+    return [next(narrowed) if isinstance(found, Coded) else found for found in stays]
+
+
+def _read(part: Part) -> Coded | Splats:
+    if part.codec in coded.NAMES:
+        _check(part, ["positions", "classes", *coded.widths(part.bands)])
+        return coded.of_part(part)
+    require(part.codec == mesongs.NAME, PayloadError, f"a part by {part.codec!r:.40}; update thinwire")
+    book = ["codebook", "indices"] if part.bands else []
+    _check(part, ["positions", "attributes", "log_scales", "ranges", *book])
+    coder: mesongs.MesonGS = spec.parse(str(part.about.get("spec")), {"MesonGS": mesongs.MesonGS})
+    return coder.decode(part)
+
+
+def _check(part: Part, streams: Sequence[str]) -> None:
+    missing = [name for name in streams if name not in part.streams]
+    require(not missing, PayloadError, f"a part without {', '.join(missing)}: it is damaged")
+
 
 LAYERS = 4  # that a scene comes in
 SHARES: dict[int, tuple[float, ...]] = {1: (), 2: (1.0,), 3: (1.0,), 4: (0.35, 1.0), 5: (0.25, 0.6, 1.0)}
@@ -62,7 +108,7 @@ def _fewer(scene: Analysis, rest: npt.NDArray[np.intp], most: int) -> Part | Non
     while count >= FEWEST_MERGED:
         own = Analysis.through(scene.views, merged(splats, weights, scene.frame.radius, count))
         with suppress(InputError):  # even the coarsest steps take more
-            return search.to_budget(partial(thinwire.encode, own), _nbytes, most)
+            return search.to_budget(partial(importance_coder.encode, own), _nbytes, most)
         count //= 2
     return None
 
@@ -74,8 +120,8 @@ def _nbytes(part: Part) -> int:
 def encode_layers(scene: Analysis, slope: float, shown: Sequence[Part], layers: int = LAYERS) -> list[Layer]:
     """Return a scene's layers at a slope; ``shown`` are the first ones' stand-ins, or none: one layer."""
     if not shown:
-        return [Layer(thinwire.encode(scene, slope))]
-    fine = [thinwire.quantised(scene, slope, which) for which in divided(scene, layers) if len(which)]
+        return [Layer(importance_coder.encode(scene, slope))]
+    fine = [importance_coder.quantised(scene, slope, which) for which in divided(scene, layers) if len(which)]
     most = {group: scene.most(group) for group in scene.channels}
     coarse = [coded.coarser(most) for coded in fine] if layers >= FINER else fine
     stays = [None, *(coded.part() for coded in coarse)]

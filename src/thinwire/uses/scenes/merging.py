@@ -12,8 +12,8 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 import numpy.typing as npt
 
-from thinwire.uses.scenes.code import turns
-from thinwire.uses.scenes.code.grid import Grid, morton
+from thinwire.uses.scenes.code import orientations
+from thinwire.uses.scenes.code.morton import PositionGrid, morton
 from thinwire.uses.scenes.scene import Array, Splats
 from thinwire.uses.scenes.view.project import rotation_matrices
 
@@ -78,7 +78,7 @@ def _groups(places: Floats, features: Floats, mass: Floats, counts: Sequence[int
 def _along(places: Floats, draw: np.random.Generator) -> npt.NDArray[np.intp]:
     """Return the order along Morton's curve through a grid that is moved at random, borders with it."""
     positions = places.astype(np.float32)
-    grid = Grid.cubic(positions, float(np.ptp(positions, axis=0).max()) / (1 << DEPTH))
+    grid = PositionGrid.cubic(positions, float(np.ptp(positions, axis=0).max()) / (1 << DEPTH))
     return np.argsort(morton(grid.cells(positions) + draw.integers(0, 1 << DEPTH - 1, 3)), kind="stable")
 
 
@@ -118,7 +118,7 @@ def _moments(splats: Splats, mass: Floats, group: Ints) -> Splats:
     return Splats.of(
         middle,
         log_scales=log_scales,
-        rotations=turns.of_matrices(turned),
+        rotations=orientations.of_matrices(turned),
         opacities=_opacities(splats, group, log_scales),
         colours=mean(splats.colours),
         harmonics=mean(splats.harmonics).reshape(n, -1, 3) if splats.bands else np.zeros((n, 0, 3)),

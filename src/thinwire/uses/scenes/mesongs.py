@@ -18,10 +18,10 @@ import numpy.typing as npt
 from thinwire.codecs.symbols import pack_bytes, unpack_bytes
 from thinwire.spec import Spec
 from thinwire.types import WRONG_VALUES, ByteCursor, InputError, PayloadError, require
-from thinwire.uses.scenes.code import turns, vq
-from thinwire.uses.scenes.code.grid import Codes, Grid, cells_of, morton
+from thinwire.uses.scenes.code import orientations, vq
+from thinwire.uses.scenes.code.morton import Codes, PositionGrid, cells_of, morton
 from thinwire.uses.scenes.code.octree import pack_cells, unpack_cells
-from thinwire.uses.scenes.code.raht import Plan
+from thinwire.uses.scenes.code.raht import HaarPlan
 from thinwire.uses.scenes.part import Part
 from thinwire.uses.scenes.scene import COEFFICIENTS, Array, Splats
 from thinwire.uses.scenes.view.render import Seen
@@ -69,12 +69,12 @@ class MesonGS(Spec):
         """Return a scene as one part; ``seen`` is what views see of its splats."""
         importance = self.importance(splats, seen)
         kept = np.sort(np.argsort(importance, kind="stable")[int(self.prune * splats.count) :])
-        grid = Grid.fitted(splats.positions[kept], self.depth)
+        grid = PositionGrid.fitted(splats.positions[kept], self.depth)
         places = morton(grid.cells(splats.positions[kept]))
         codes, rows, weights = _merged(splats.take(kept), importance[kept], places)
-        plan = Plan.of(codes, self.depth)
+        plan = HaarPlan.of(codes, self.depth)
         seven = plan.forward(
-            np.concatenate([rows.opacities[:, None], turns.to_euler(rows.rotations), rows.colours], 1)
+            np.concatenate([rows.opacities[:, None], orientations.to_euler(rows.rotations), rows.colours], 1)
         )
         root, rest = seven[plan.root], np.delete(seven, plan.root, axis=0)
         streams = {"positions": self._pack_positions(codes)}
@@ -117,14 +117,14 @@ class MesonGS(Spec):
         n, about, channels = part.count, part.about, 3 * _coefficients(part.bands)
         codes = self._unpack_positions(part.streams["positions"], n)
         (ox, oy, oz), (sx, sy, sz) = (map(float, values) for values in about["grid"])
-        grid = Grid((ox, oy, oz), (sx, sy, sz), self.depth)
+        grid = PositionGrid((ox, oy, oz), (sx, sy, sz), self.depth)
         ranges = _joined(self._unpack(part, "ranges", (4, 2 * self.blocks * 10)), "<f4").astype(np.float64)
         parts = np.split(ranges, [2 * self.blocks * 7])
         rest = block_values(
             self._unpack(part, "attributes", (7, n - 1)).T, parts[0].reshape(2, self.blocks, 7)
         )
         scales = block_values(self._unpack(part, "log_scales", (3, n)).T, parts[1].reshape(2, self.blocks, 3))
-        plan = Plan.of(codes, self.depth)
+        plan = HaarPlan.of(codes, self.depth)
         seven = plan.inverse(np.insert(rest, plan.root, np.array(about["root"], np.float64), axis=0))
         harmonics = np.zeros((n, 0), np.float32)
         if channels:
@@ -137,7 +137,7 @@ class MesonGS(Spec):
         return Splats.of(
             grid.positions(cells_of(codes), 0.0 if self.voxels == "corner" else 0.5),
             log_scales=scales,
-            rotations=turns.from_euler(seven[:, 1:4]),
+            rotations=orientations.from_euler(seven[:, 1:4]),
             opacities=seven[:, 0],
             colours=seven[:, 4:],
             harmonics=harmonics.reshape(n, -1, 3) if channels else np.zeros((n, 0, 3)),

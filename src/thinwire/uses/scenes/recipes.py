@@ -11,10 +11,10 @@ from __future__ import annotations
 from typing import Annotated
 
 from thinwire.choosing.registry import Parameter, Registry
-from thinwire.uses.scenes.code.grid import MOST_DEPTH
+from thinwire.uses.scenes.code.morton import MOST_DEPTH
+from thinwire.uses.scenes.importance_coder import Thinwire
 from thinwire.uses.scenes.layers import SHARES
 from thinwire.uses.scenes.mesongs import MesonGS
-from thinwire.uses.scenes.thinwire import Thinwire
 
 SCENE = "scene"  # the one role
 Coder = MesonGS | Thinwire

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from thinwire.types import PayloadError, require
-from thinwire.uses.scenes.files.container import read_outline
+from thinwire.uses.scenes.files.packed_scene import read_outline
 
 HEADER, LAYER = "scene.header", "scene.layer."
 

@@ -17,10 +17,10 @@ import numpy.typing as npt
 from thinwire.similarity import psnr
 from thinwire.types import InputError
 from thinwire.uses.scenes import search
+from thinwire.uses.scenes.importance_coder import Analysis, encode, quantised
 from thinwire.uses.scenes.merging import merged, merged_more
 from thinwire.uses.scenes.part import Part
-from thinwire.uses.scenes.thinwire import Analysis, encode, quantised
-from thinwire.uses.scenes.view.pictures import Pictures
+from thinwire.uses.scenes.view.render import Pictures
 
 SHARES = (0.95, 0.8, 0.6, 0.4, 0.25, 0.12, 0.05, 0.02, 0.008, 0.003, 0.001)  # of the splats, that are tried
 WORTH = 0.97  # a larger share is not worth it

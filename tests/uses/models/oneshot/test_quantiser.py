@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from thinwire.types import InputError
-from thinwire.uses.models.oneshot.layers import SharedConv
-from thinwire.uses.models.oneshot.quantiser import Steps, codes_of, limits, quantised
+from thinwire.uses.models.oneshot.quantiser import LearnedSteps, SharedConv, codes_of, limits, quantised
 
 ANY = {"seed": st.integers(0, 10_000), "bits": st.integers(2, 8), "signed": st.booleans()}
 
@@ -79,7 +78,7 @@ def test_the_step_has_rounding_s_true_gradient_where_codes_stay() -> None:
 
 
 def test_steps_begin_at_what_they_first_see_and_stay_positive() -> None:
-    steps = Steps((2, 4), signed=False)
+    steps = LearnedSteps((2, 4), signed=False)
     x = torch.tensor([0.0, 1.0, 2.0, 3.0])
     steps(x, 4)
     assert float(steps.of(4)) == pytest.approx(2 * 1.5 / math.sqrt(15)) and not bool(steps.begun[0])

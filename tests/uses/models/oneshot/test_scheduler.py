@@ -9,8 +9,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from thinwire.uses.models.oneshot.layers import SharedConv
-from thinwire.uses.models.oneshot.scheduler import FREEZING, chosen, turbulence, wavering
+from thinwire.uses.models.oneshot.quantiser import SharedConv
+from thinwire.uses.models.oneshot.supernet_training import FREEZING, chosen, turbulence, wavering
 
 WIDTHS = (2, 3, 4)
 

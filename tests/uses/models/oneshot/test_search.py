@@ -10,9 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thinwire.types import InputError
-from thinwire.uses.models.oneshot.costs import Costs, costs_of
-from thinwire.uses.models.oneshot.search import Search
-from thinwire.uses.models.oneshot.supernet import Configuration, Shape, Supernet
+from thinwire.uses.models.oneshot.supernet import Configuration, Costs, Shape, Supernet, costs_of
+from thinwire.uses.models.oneshot.width_search import Search
 
 
 def every(widths: tuple[int, ...], layers: int) -> list[Configuration]:

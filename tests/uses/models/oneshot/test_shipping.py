@@ -7,10 +7,8 @@ import torch
 from torch import Tensor
 
 from thinwire.types import PayloadError
-from thinwire.uses.models.oneshot.calibration import recalibrate
-from thinwire.uses.models.oneshot.costs import costs_of
 from thinwire.uses.models.oneshot.shipping import packed_nbytes, restored, shipped
-from thinwire.uses.models.oneshot.supernet import Configuration, Shape, Supernet
+from thinwire.uses.models.oneshot.supernet import Configuration, Shape, Supernet, costs_of, recalibrate
 
 SHAPE = Shape(channels=(8, 16), stride=1)
 

@@ -12,11 +12,17 @@ from torch.nn import functional
 
 from thinwire.runs.data import digits
 from thinwire.types import InputError
-from thinwire.uses.models.oneshot.calibration import accuracy, batch_loss, recalibrate
-from thinwire.uses.models.oneshot.costs import costs_of
-from thinwire.uses.models.oneshot.search import Search
-from thinwire.uses.models.oneshot.supernet import WIDTHS, Shape, Supernet
-from thinwire.uses.models.oneshot.training import Method, distortion, drawn, learn, train
+from thinwire.uses.models.oneshot.supernet import (
+    WIDTHS,
+    Shape,
+    Supernet,
+    accuracy,
+    batch_loss,
+    costs_of,
+    recalibrate,
+)
+from thinwire.uses.models.oneshot.supernet_training import TrainingMethod, distortion, drawn, learn, train
+from thinwire.uses.models.oneshot.width_search import Search
 
 BUDGETS = (2.3, 3.2, 5.0)  # bits a weight
 TINY = Shape(channels=(4, 8), stride=1, widths=(2, 3, 4))
@@ -51,7 +57,7 @@ def test_paths_are_drawn_from_the_candidates_of_each_layer() -> None:
 
 def test_a_step_adds_up_the_gradients_of_the_widest_path_and_of_random_ones() -> None:
     """Against the losses written out: cross-entropy; half of it, half the divergence, and distortion."""
-    batch, method = some(), Method(steps=1, paths=2)
+    batch, method = some(), TrainingMethod(steps=1, paths=2)
     net, same = Supernet(TINY, 0), Supernet(TINY, 0)
     candidates = [TINY.widths] * len(net.layers)
     learn(net, batch, candidates, method, torch.Generator().manual_seed(3))
@@ -99,7 +105,7 @@ def test_recalibration_takes_the_means_of_its_batches_and_losses_leave_no_trace(
 def test_120_steps_learn_digits_at_every_width_and_serve_budgets() -> None:
     (x, y), held_out = scans()
     shape = Shape(channels=(8, 16))
-    net, method, frozen = Supernet(shape, 0), Method(120, paths=2), set[int]()
+    net, method, frozen = Supernet(shape, 0), TrainingMethod(120, paths=2), set[int]()
 
     def note(_: int, loss: float, candidates: object) -> None:
         assert loss < 5
@@ -123,14 +129,14 @@ def test_120_steps_learn_digits_at_every_width_and_serve_budgets() -> None:
 
 def test_one_width_alone_is_plain_training() -> None:
     net, (x, y) = Supernet(replace(TINY, widths=(3,)), 0), some()
-    train(net, iter([(x, y)] * 60), Method(60), 0)
+    train(net, iter([(x, y)] * 60), TrainingMethod(60), 0)
     assert batch_loss(net, net.uniform(3), x, y) < 1.0
 
 
 def test_training_is_the_same_twice() -> None:
     def trained() -> dict[str, Tensor]:
         net = Supernet(TINY, 5)
-        train(net, iter([some()] * 4), Method(4), 7)
+        train(net, iter([some()] * 4), TrainingMethod(4), 7)
         return net.state_dict()
 
     first, second = trained(), trained()

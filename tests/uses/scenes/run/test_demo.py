@@ -10,10 +10,10 @@ from scenes import ball, small_pictures
 from typer.testing import CliRunner
 
 from thinwire.cli.app import app
-from thinwire.uses.scenes.files.container import read_scene
+from thinwire.uses.scenes.files.packed_scene import read_scene
 from thinwire.uses.scenes.files.ply import write_ply
+from thinwire.uses.scenes.run.demo_program import PACKED, RIVAL, pieces_of
 from thinwire.uses.scenes.run.record import SceneRecord
-from thinwire.uses.scenes.run.sending import PACKED, RIVAL, pieces_of
 
 pytest.importorskip("zstandard")
 

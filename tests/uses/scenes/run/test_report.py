@@ -13,9 +13,8 @@ from typer.testing import CliRunner
 from thinwire.cli.app import app
 from thinwire.uses.kinds import load_run, load_runs, show_of
 from thinwire.uses.scenes.files.ply import write_ply
-from thinwire.uses.scenes.run.credit import credit_of, packaged
+from thinwire.uses.scenes.run.left_pictures import credit_of, labelled, packaged
 from thinwire.uses.scenes.run.record import SceneRecord
-from thinwire.uses.scenes.run.showing import labelled
 
 pytest.importorskip("zstandard")
 LICENCE = "* title: BALL\n* author: A. Person\n* license type: CC-BY-4.0 (http://example.org)\n"

@@ -28,9 +28,9 @@ def models(
     """
     shape = LinkShape.parse(link)
     from thinwire.runs.records.folder_lock import holding
-    from thinwire.uses.models.run.demo import Demo, run
+    from thinwire.uses.models.run.packing_demo import DemoModel, run
 
-    wanted = Demo(out, shape)
+    wanted = DemoModel(out, shape)
     fetch_needs(wanted.model, wanted.text, quiet=json)
     with holding(out):
         record = run(wanted, (lambda _: None) if json else tell)

@@ -35,15 +35,15 @@ def is_model(source: Path) -> bool:
 def pack_model(source: Path, out: Path, config: PackConfig) -> None:
     """Pack a model and say what became of it."""
     # After the checks: a wrong option is refused before torch is even imported.
-    from thinwire.uses.models.run.packing import ModelPacking, pack, predicted
-    from thinwire.uses.models.run.placing import published_nbytes, write_packed
+    from thinwire.uses.models.run.model_folder import published_nbytes, write_packed
+    from thinwire.uses.models.run.model_packing import ModelPacking, pack, predicted
 
     most, shape, report = config.most, config.shape, config.report
     told = f"--codes writes a safetensors file, and {out} is called otherwise; give -o {out.stem}.safetensors"
     require(not config.codes or out.suffix == WEIGHTS, InputError, told)
-    like = None if config.like is None else Path(config.like)
+    base = None if config.base is None else Path(config.base)
     with nullcontext() if report is None else holding(report, "--report"):
-        packed, record = pack(ModelPacking(str(source), most, config.bits, like, config.calibrate))
+        packed, record = pack(ModelPacking(str(source), most, config.bits, base, config.calibration_data))
         record.packed_nbytes = sent = write_packed(packed, out, config.codes)
         if config.codes:
             sent = published_nbytes(packed)
@@ -53,8 +53,8 @@ def pack_model(source: Path, out: Path, config: PackConfig) -> None:
         if shape is not None:
             record = predicted(record, shape, sent)
         record.config = {"model": str(source), "target": most}
-        record.config |= {name: getattr(config, name) for name in ("bits", "codes", "calibrate")}
-        record.config["like"] = like and str(like)
+        record.config |= {name: getattr(config, name) for name in ("bits", "codes", "calibration_data")}
+        record.config["base"] = base and str(base)
         if report is not None:
             from thinwire.runs.report.page import leave_report
             from thinwire.uses.models.run import cards
@@ -113,7 +113,7 @@ def is_packed_model(source: Path) -> bool:
         return True
     if not source.is_file():
         return False
-    from thinwire.uses.models.container import is_model as begins_so
+    from thinwire.uses.models.packed_model import is_model as begins_so
 
     with source.open("rb") as file:
         return begins_so(file.read(256))
@@ -126,9 +126,7 @@ def unpack_model(source: Path, out: Path, force: bool, code: bool) -> None:
     told = f"cannot write {out}: {out.parent} is no folder; make it"
     require(out.absolute().parent.is_dir(), InputError, told)
     check_absent(out, force)
-    from thinwire.uses.models.run.loading import loads_as, told_of_left
-    from thinwire.uses.models.run.packing import read_packed
-    from thinwire.uses.models.run.placing import write_unpacked
+    from thinwire.uses.models.run.model_folder import loads_as, read_packed, told_of_left, write_unpacked
 
     require(source.is_file(), InputError, f"{source} is not there; give what thinwire pack wrote")
     packed = read_packed(source)

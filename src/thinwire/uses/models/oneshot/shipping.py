@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from thinwire.types import PayloadError, require
-from thinwire.uses.models.oneshot.layers import EDGES, Head, Pair, SharedConv
-from thinwire.uses.models.oneshot.quantiser import Steps, codes_of
+from thinwire.uses.models.oneshot.quantiser import EDGES, Classifier, LearnedSteps, Pair, SharedConv, codes_of
 from thinwire.uses.models.oneshot.supernet import Configuration, Shape, Supernet
 from thinwire.uses.models.streams import pack_codes
 
@@ -84,7 +83,7 @@ def _fill(layer: SharedConv, pair: Pair, tensors: Mapping[str, Tensor], i: int) 
     layer.norm.scale[at], layer.norm.shift[at] = scale, shift
 
 
-def _fill_head(head: Head, tensors: Mapping[str, Tensor]) -> None:
+def _fill_head(head: Classifier, tensors: Mapping[str, Tensor]) -> None:
     steps = _fitting(tensors, "head.steps", (2,))
     head.linear.weight.copy_(_fitting(tensors, "head.codes", tuple(head.linear.weight.shape)) * steps[0])
     head.linear.bias.copy_(_fitting(tensors, "head.bias", tuple(head.linear.bias.shape)))
@@ -92,7 +91,7 @@ def _fill_head(head: Head, tensors: Mapping[str, Tensor]) -> None:
     _set_steps(head.inputs, EDGES, steps[1])
 
 
-def _set_steps(steps: Steps, bits: int, size: Tensor) -> None:
+def _set_steps(steps: LearnedSteps, bits: int, size: Tensor) -> None:
     require(bool(size.isfinite()) and float(size) > 0, PayloadError, f"a step of {float(size)}")
     i = steps.index(bits)
     steps.sizes[i], steps.begun[i] = size, True

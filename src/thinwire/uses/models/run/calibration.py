@@ -14,8 +14,8 @@ from torch import Tensor, nn
 from thinwire.runs.machine.processor import hand_back
 from thinwire.types import InputError, require
 from thinwire.uses.models.moments import Moments
-from thinwire.uses.models.run.layers import Call, rest, told, widened
-from thinwire.uses.models.run.scratch import Kept, Scratch, Waiting
+from thinwire.uses.models.run.layerwise import LayerCall, rest, told, widened
+from thinwire.uses.models.run.scratch_files import KeptMoments, Scratch, Waiting
 from thinwire.uses.models.tensors import power_of
 
 WINDOW = 512  # tokens that are read at a time
@@ -66,7 +66,7 @@ def swaps(module: nn.Module) -> bool:
     return type(module).__name__ == "Conv1D" and getattr(module, "weight", torch.empty(0)).ndim == 2
 
 
-def _together(kept: Sequence[Kept]) -> Moments:
+def _together(kept: Sequence[KeptMoments]) -> Moments:
     """Return the sum of the moments of one matrix."""
     return reduce(Moments.plus, (own.moments() for own in kept))
 
@@ -81,7 +81,7 @@ class Calibration:
         self._looked: list[tuple[Sums, Tensor, Tensor]] = []
         self._again: Iterator[Tensor] | None = None  # what was looked up in a window that runs once more
         self._scratch = Scratch()
-        self._kept: dict[str, list[Kept]] = {}
+        self._kept: dict[str, list[KeptMoments]] = {}
         self._tokens = 0
 
     def read(self, ids: Tensor) -> None:
@@ -104,9 +104,9 @@ class Calibration:
                     sums.add_lookup(tokens, made.grad.reshape(len(tokens), -1).float())
             self._looked.clear()
 
-    def _forward(self, window: Tensor) -> list[Call]:
+    def _forward(self, window: Tensor) -> list[LayerCall]:
         """Run one window [tokens] and what is above the layers back; return the turns of the layers."""
-        calls, known = list[Call](), len(self._looked)
+        calls, known = list[LayerCall](), len(self._looked)
         for logits, tokens in told(self._model, window, calls):
             nn.functional.cross_entropy(logits, tokens, reduction="sum").backward()
             self._again = cycle([made for _, _, made in self._looked[known:]])

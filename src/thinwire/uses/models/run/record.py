@@ -20,7 +20,7 @@ class TensorInfo:
 
 
 @dataclass
-class Rival:
+class RivalPacking:
     """Another way to pack the same model."""
 
     name: str = about("what was done")
@@ -33,7 +33,7 @@ class ModelRecord(RunRecord):
     """The record of a model that was packed."""
 
     # What a model is packed to is what runs are compared for.
-    FREE: ClassVar[frozenset[str]] = RunRecord.FREE | {"target", "bits", "codes", "like", "link"}
+    FREE: ClassVar[frozenset[str]] = RunRecord.FREE | {"target", "bits", "codes", "like", "base", "link"}
 
     kind: str = about("`model`", "model")
     unit: str = about("`model`", "model")
@@ -45,7 +45,7 @@ class ModelRecord(RunRecord):
     bits_a_weight: float = about("bits of the tensors in the file, for each weight of the model", 0.0)
     lossless: bool = about("whether all tensors are as they were", False)
     tensors: list[TensorInfo] = about("one object a tensor", make=list)
-    rivals: list[Rival] = about("other ways to pack the same model", make=list)
+    rivals: list[RivalPacking] = about("other ways to pack the same model", make=list)
     perplexity: float | None = about("of the packed model on the held-out part of the text, if any", None)
     perplexity_source: float | None = about("of the model as it was, on the same tokens", None)
     tokens_read: int = about("tokens that the moments come from", 0)

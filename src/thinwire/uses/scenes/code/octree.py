@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from thinwire.codecs.symbols import Bytes, pack_bytes, unpack_bytes
 from thinwire.types import ByteCursor, PayloadError, require
-from thinwire.uses.scenes.code.grid import Codes
+from thinwire.uses.scenes.code.morton import Codes
 
 ROOT = np.zeros(1, np.uint64)
 CONTEXTS = 10  # of three axes with no neighbour, one or two

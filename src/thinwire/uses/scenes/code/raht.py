@@ -12,7 +12,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from thinwire.uses.scenes.code.grid import Codes
+from thinwire.uses.scenes.code.morton import Codes
 
 Values = npt.NDArray[np.float64]
 
@@ -27,7 +27,7 @@ class Merge(NamedTuple):
 
 
 @dataclass(frozen=True, eq=False)
-class Plan:
+class HaarPlan:
     """The steps for cells in the order of the curve; ``root`` is where their common mean comes to be.
 
     >>> plan = Plan.of(np.arange(4, dtype=np.uint64), 1)
@@ -39,7 +39,7 @@ class Plan:
     root: int = 0
 
     @classmethod
-    def of(cls, codes: Codes, depth: int) -> Plan:
+    def of(cls, codes: Codes, depth: int) -> HaarPlan:
         """Return the plan for rising places on Morton's curve, no two alike."""
         weight, index, merges = np.ones(len(codes)), np.arange(len(codes)), list[Merge]()
         for _ in range(3 * depth):

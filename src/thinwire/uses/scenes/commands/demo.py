@@ -29,7 +29,7 @@ def scenes(given: dict[str, Any]) -> None:
     from thinwire.runs.records.folder_lock import holding
     from thinwire.runs.terminal.activity import Activity
     from thinwire.uses.scenes.run import cards
-    from thinwire.uses.scenes.run.demo import run
+    from thinwire.uses.scenes.run.demo_program import run
 
     with holding(config.out), Activity(config.quiet or config.json, lines=True) as doing:
         record, report = run(config, doing.tell)

@@ -11,7 +11,7 @@ from thinwire.runs.records.folder_lock import holding
 from thinwire.runs.records.progress import decibels
 from thinwire.runs.terminal.activity import Activity
 from thinwire.uses.packing import PackConfig
-from thinwire.uses.scenes.commands.places import PackedOut
+from thinwire.uses.scenes.commands.scene_places import PackedOut
 
 if TYPE_CHECKING:
     from thinwire.uses.scenes.run.record import SceneRecord
@@ -22,8 +22,8 @@ def pack_scene(source: Path, place: PackedOut, config: PackConfig) -> None:
     report, shape = config.report, config.shape
     with nullcontext() if report is None else holding(report, "--report"), Activity(config.json) as doing:
         # After the checks: a wrong option is refused before torch is even imported.
-        from thinwire.uses.scenes.run.packing import Packing, predicted
-        from thinwire.uses.scenes.run.packing import pack as packed
+        from thinwire.uses.scenes.run.scene_packing import Packing, predicted
+        from thinwire.uses.scenes.run.scene_packing import pack as packed
 
         cameras = None if config.cameras is None else Path(config.cameras)
         job = Packing(source, config.recipe, config.most, config.decibels, config.strict, cameras)
@@ -35,7 +35,7 @@ def pack_scene(source: Path, place: PackedOut, config: PackConfig) -> None:
             record = predicted(record, shape)
         place.write(data)
         if report is not None:
-            from thinwire.uses.scenes.run.reporting import leave_pictures
+            from thinwire.uses.scenes.run.left_pictures import leave_pictures
 
             page = leave_pictures(Path(report), record, source, data, config.credit, doing.tell)
     if config.json:

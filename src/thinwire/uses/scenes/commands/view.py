@@ -15,7 +15,7 @@ from thinwire.runs.options import Options, option
 from thinwire.runs.terminal.addresses import check_new
 from thinwire.runs.terminal.typer_options import with_config
 from thinwire.types import InputError, PayloadError, require
-from thinwire.uses.scenes.commands.places import is_folder, read_packed, read_pieces
+from thinwire.uses.scenes.commands.scene_places import is_folder, read_packed, read_pieces
 
 Source = Annotated[
     str,
@@ -59,9 +59,9 @@ def view(source: Source, out: Out, given: dict[str, Any]) -> None:
 
 def _page(source: str, title: str, credit: str) -> str:
     # Not above: a wrong option is refused before numpy is even imported.
-    from thinwire.uses.scenes.files.container import read_scene
+    from thinwire.uses.scenes.files.packed_scene import read_scene
     from thinwire.uses.scenes.files.scene_file import form_of, read_scene_file
-    from thinwire.uses.scenes.page.writing import page_of, page_of_scene
+    from thinwire.uses.scenes.page.web_page import page_of, page_of_scene
     from thinwire.uses.scenes.scene import cleaned
 
     own = is_folder(source) and not (Path(source) / "meta.json").is_file()  # else a folder of SOG

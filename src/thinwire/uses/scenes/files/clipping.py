@@ -10,8 +10,8 @@ import math
 import numpy as np
 import numpy.typing as npt
 
-from thinwire.uses.scenes.files.axes import SPZ as AXES
-from thinwire.uses.scenes.files.axes import turned
+from thinwire.uses.scenes.files.foreign import SPZ as AXES
+from thinwire.uses.scenes.files.foreign import turned
 from thinwire.uses.scenes.scene import Splats
 
 NAMES = {"spz": "SPZ", "compressed.ply": "compressed .ply"}

@@ -6,13 +6,39 @@ import zlib
 from contextlib import suppress
 from pathlib import Path
 
+import numpy as np
+
 from thinwire.types import InputError, PayloadError, require
 from thinwire.uses.scenes.files.bounds import GZIP, MAGIC, NOTHING
 from thinwire.uses.scenes.files.foreign import packed_folder, read_foreign, write_foreign
-from thinwire.uses.scenes.files.ply import read_ply, write_ply
-from thinwire.uses.scenes.files.ply_header import MAX_HEADER
-from thinwire.uses.scenes.files.splat import read_splat
+from thinwire.uses.scenes.files.ply import MAX_HEADER, read_ply, write_ply
 from thinwire.uses.scenes.scene import Splats
+from thinwire.uses.scenes.view.harmonics import CONSTANT
+
+ROW = np.dtype([("place", "<f4", 3), ("scale", "<f4", 3), ("rgba", "u1", 4), ("turn", "u1", 4)])
+
+
+def read_splat(data: bytes | memoryview) -> Splats:
+    """Return the scene in a ``.splat``. Errors: ``PayloadError``.
+
+    >>> read_splat(bytes(24) + bytes([128, 128, 128, 255, 255, 128, 128, 128])).count
+    1
+    """
+    told = f"{len(data)} bytes are no whole number of splats of {ROW.itemsize}: it was cut short"
+    require(len(data) % ROW.itemsize == 0, PayloadError, told)
+    rows = np.frombuffer(data, ROW)
+    shown = rows["rgba"] / 255.0
+    alpha = np.clip(shown[:, 3], 0.5 / 255, 1 - 0.5 / 255)  # 0 and 255 are within half a step of it
+    with np.errstate(divide="ignore", invalid="ignore"):  # sizes of zero are flat, others below it damaged
+        scales = np.log(rows["scale"])
+    return Splats.of(
+        rows["place"],
+        log_scales=scales,
+        rotations=(rows["turn"].astype(np.float32) - 128) / 128,
+        opacities=np.log(alpha / (1 - alpha)),
+        colours=(shown[:, :3] - 0.5) / CONSTANT,
+    )
+
 
 FORMS = {".compressed.ply": "compressed.ply", ".ply": "ply", ".spz": "spz", ".sog": "sog", ".splat": "splat"}
 READABLE = "a .ply, .compressed.ply, .spz, .splat or .sog, or a folder of SOG"

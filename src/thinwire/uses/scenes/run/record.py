@@ -41,7 +41,7 @@ class Picture:
 
 
 @dataclass
-class View:
+class ViewQuality:
     """What cameras of one kind see of a packed scene."""
 
     name: str = about("where they stand: `around the scene`, `within the scene`, or `as given`")
@@ -80,7 +80,7 @@ class SceneRecord(RunRecord):
     splats: int = about("splats that were packed", 0)
     bands: int = about("bands of spherical harmonics besides the constant one", 0)
     cameras: str = about("file or folder of cameras that were given; empty where thinwire chose them", "")
-    views: list[View] = about("one object a kind of cameras", make=list)
+    views: list[ViewQuality] = about("one object a kind of cameras", make=list)
     unseen: int = about("splats that none of the chosen cameras sees: no figure is about them", 0)
     odd: dict[str, int] = about("splats that were `dropped`, and odd ones that were kept, by kind", make=dict)
     streams: dict[str, int] = about("bytes of each stream, all layers together", make=dict)

@@ -36,14 +36,14 @@ class Camera:
 
 
 @dataclass(frozen=True)
-class Frame:
+class SceneFrame:
     """The ball that a scene is in, but for what lies far out: its middle and radius."""
 
     middle: tuple[float, float, float]
     radius: float
 
     @classmethod
-    def of(cls, splats: Splats) -> Frame:
+    def of(cls, splats: Splats) -> SceneFrame:
         """Return the frame of a scene, whose splats count by their opacity."""
         with np.errstate(over="ignore"):
             weight = 1 / (1 + np.exp(-splats.opacities.astype(np.float64)))
@@ -78,7 +78,7 @@ def focal_of(angle: float, size: int) -> float:
     return size / 2 / math.tan(math.radians(angle) / 2)
 
 
-def look_at(frame: Frame, azimuth: float, elevation: float, size: int = SIZE) -> Camera:
+def look_at(frame: SceneFrame, azimuth: float, elevation: float, size: int = SIZE) -> Camera:
     """Return a camera that sees the whole frame from an angle in degrees."""
     turn = turn_of(azimuth, elevation)
     distance = frame.radius * MARGIN / math.sin(math.radians(ANGLE) / 2)
@@ -86,12 +86,12 @@ def look_at(frame: Frame, azimuth: float, elevation: float, size: int = SIZE) ->
     return Camera(place, turn, focal_of(ANGLE, size), size, size, distance / 50)
 
 
-def importance_views(frame: Frame, size: int = SIZE) -> list[Camera]:
+def importance_views(frame: SceneFrame, size: int = SIZE) -> list[Camera]:
     """Return 24 cameras on three rings: those that say how much each splat is seen."""
     return [look_at(frame, i * 360 / AROUND, ring, size) for ring in RINGS for i in range(AROUND)]
 
 
-def reported_views(frame: Frame, size: int = SIZE) -> list[Camera]:
+def reported_views(frame: SceneFrame, size: int = SIZE) -> list[Camera]:
     """Return 4 cameras between those of ``importance_views``: those of what is reported."""
     return [look_at(frame, (i * 2 + 0.5) * 360 / AROUND, e, size) for i, e in enumerate(BETWEEN)]
 

@@ -5,19 +5,26 @@ The compiled pass and numpy agree to 1e-4 in every pixel.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import NamedTuple
+import ctypes
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from thinwire.uses.scenes.scene import Array
-from thinwire.uses.scenes.view import native
+from thinwire import compiled
+from thinwire.similarity import mse, psnr, ssim
+from thinwire.types import InputError, require
+from thinwire.uses.scenes.scene import Array, Splats
 from thinwire.uses.scenes.view.cameras import Camera
 from thinwire.uses.scenes.view.project import Drawable, project
 
 LEAST_THROUGH = 1e-4  # a pixel that lets less through is done
 MOST_ALPHA = 0.99
+FIELDS, LANES = 11, 8  # of kernels.c
+_FUNCTIONS = compiled.functions(Path(__file__).parent, ["splat"])
+there, without = _FUNCTIONS.there, _FUNCTIONS.without
 
 
 class Seen(NamedTuple):
@@ -45,12 +52,12 @@ def _drawn(scene: Drawable, camera: Camera) -> tuple[Array, npt.NDArray[np.float
     rows, which = project(scene, camera)
     planes = np.zeros((4, camera.height, camera.width), np.float32)
     planes[3] = 1
-    sums = (native.splat if native.there() else splat)(rows, planes, LEAST_THROUGH)
+    sums = (compiled_splat if there() else plain_splat)(rows, planes, LEAST_THROUGH)
     return np.ascontiguousarray(planes[:3].transpose(1, 2, 0)), sums, which
 
 
-def splat(rows: Array, planes: Array, least: float) -> npt.NDArray[np.float64]:
-    """Do what ``native.splat`` does, without a compiler."""
+def plain_splat(rows: Array, planes: Array, least: float) -> npt.NDArray[np.float64]:
+    """Do what ``compiled_splat`` does, without a compiler."""
     sums = np.zeros((len(rows), 2))
     for i, row in enumerate(rows):
         box = _box(row, planes.shape[1:])
@@ -88,3 +95,70 @@ def _alpha(row: Array, box: tuple[slice, slice]) -> tuple[npt.NDArray[np.bool_],
     dx = across - x
     power = np.minimum(-0.5 * ((a * dx + 2 * b * dy) * dx + c * dy * dy), 0)
     return inside, np.minimum(float(row[6]) * np.exp(power), MOST_ALPHA).astype(np.float32)
+
+
+def compiled_splat(
+    rows: npt.NDArray[np.float32], planes: npt.NDArray[np.float32], least: float
+) -> npt.NDArray[np.float64]:
+    """Draw splats [n, FIELDS], the nearest first, on planes [4, height, width]; return sums [n, 2].
+
+    Of each splat's weights, and of their squares. Planes are red, green, blue, and what is let through.
+    """
+    require(rows.ndim == 2 and rows.shape[1] == FIELDS, InputError, f"splats of shape {rows.shape}")
+    require(planes.ndim == 3 and len(planes) == 4, InputError, f"planes of shape {planes.shape}")
+    room = np.empty(planes.size + LANES, np.float32)  # a row's last lanes reach behind it
+    room[: planes.size] = planes.reshape(-1)
+    sums = np.zeros((len(rows), 2))
+    size = ctypes.c_int64(planes.shape[2]), ctypes.c_int64(planes.shape[1]), ctypes.c_float(least)
+    given = _at(rows, np.float32), ctypes.c_size_t(len(rows)), *size, _at(room, np.float32)
+    room[planes.size :] = 0
+    _FUNCTIONS["splat"](*given, _at(sums, np.float64))
+    planes[...] = room[: planes.size].reshape(planes.shape)
+    return sums
+
+
+def _at(array: npt.NDArray[Any], kind: type) -> ctypes.c_void_p:
+    good = array.dtype == kind and array.flags.c_contiguous and array.flags.aligned
+    require(good, InputError, f"{array.dtype}, expected {kind.__name__} in one piece of memory")
+    return ctypes.c_void_p(array.__array_interface__["data"][0])
+
+
+class Pictures:
+    """Pictures of a scene by some cameras, to compare others with.
+
+    Cameras of several kinds are told apart: what is said of all is what the worst kind has, so that pictures
+    from afar do not hide what is wrong close by.
+    """
+
+    def __init__(self, splats: Splats, cameras: Sequence[Camera]) -> None:
+        self._cameras = cameras
+        self._pictures = self.of(splats)
+
+    def of(self, splats: Splats) -> list[Array]:
+        """Return another scene's pictures by the same cameras."""
+        scene = Drawable.of(splats)
+        return [render(scene, camera) for camera in self._cameras]
+
+    def error(self, others: Sequence[Array]) -> float:
+        """Return the mean square error of another scene's pictures."""
+        return max(self._by_kind(mse, others).values())
+
+    def psnr(self, others: Sequence[Array]) -> float:
+        """Return the PSNR of another scene's pictures in dB, by the mean of all errors."""
+        return psnr(self.error(others))
+
+    def ssim(self, others: Sequence[Array]) -> float:
+        """Return the structural similarity of another scene's pictures, the mean of all."""
+        return min(self._by_kind(ssim, others).values())
+
+    def by_kind(self, others: Sequence[Array]) -> dict[str, tuple[int, float, float]]:
+        """Return by kind of camera how many there are, and another scene's PSNR in dB and SSIM there."""
+        kinds = [camera.kind for camera in self._cameras]
+        errors, alike = self._by_kind(mse, others), self._by_kind(ssim, others)
+        return {kind: (kinds.count(kind), psnr(errors[kind]), alike[kind]) for kind in errors}
+
+    def _by_kind(self, of: Callable[[Array, Array], float], others: Sequence[Array]) -> dict[str, float]:
+        found = dict[str, list[float]]()
+        for camera, a, b in zip(self._cameras, self._pictures, others, strict=True):
+            found.setdefault(camera.kind, []).append(of(a, b))
+        return {kind: float(np.mean(values)) for kind, values in found.items()}
