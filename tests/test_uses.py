@@ -61,6 +61,16 @@ def test_each_kind_of_run_has_a_use() -> None:
     assert {demo for _, _, demo in USES.values() if demo} == COMMANDS["demo"].commands.keys()
 
 
+@pytest.mark.parametrize("name", NAMES)
+def test_what_a_use_names_is_there(name: str) -> None:
+    use = dict(zip(NAMES, uses(), strict=True))[name]
+    homes = [command.home for command in use.commands] + [
+        home for kind in use.kinds.values() for home in kind
+    ]
+    homes += [*use.demos.values(), *use.registries, *use.readers, *filter(None, [use.layered])]
+    assert homes and all(use.named(home) is not None for home in homes)
+
+
 @pytest.mark.parametrize("kind", USES)
 def test_a_use_is_in_every_list(kind: str) -> None:
     page, command, demo = USES[kind]

@@ -6,5 +6,5 @@ USE = Use(
     __name__,
     kinds={"model": Kind(".run.record:ModelRecord", ".run.cards")},
     demos={"models": ".commands.demo:models"},
-    readers=(".about_packed",),
+    readers=(".about_packed_model",),
 )

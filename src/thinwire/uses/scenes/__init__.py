@@ -8,6 +8,6 @@ USE = Use(
     kinds={"scene": Kind(".run.record:SceneRecord", ".run.cards")},
     demos={"scenes": ".commands.demo:scenes"},
     registries=(".recipes:SCENES",),
-    readers=(".about_packed", ".about_scene"),
+    readers=(".about_packed_scene", ".about_scene"),
     layered=".state_form",
 )
