@@ -172,12 +172,13 @@ class Sender(ChannelEnd):
         self, x: Tensor, keys: Sequence[int], held: Sequence[int], codec: Codec, keyframe: Codec
     ) -> tuple[Packet, Tensor]:
         mem = self.scheme.memory
-        self._check_shapes(x, keys, held)
+        new = [k not in self._versions or k in self._stale for k in held]
+        self._check_shapes(x, keys, held, new)
         sections: list[Section] = []
         outputs: list[tuple[list[int], Tensor]] = []
         states: list[tuple[list[int], Tensor | None]] = []  # kept once all rows are coded, or none of them
         for first in (True, False):
-            rows = [i for i, k in enumerate(held) if self._is_new(k) is first]
+            rows = [i for i, is_new in enumerate(new) if is_new is first]
             if not rows:
                 continue
             s = None if first else self._load([held[i] for i in rows], x.device)
@@ -201,18 +202,15 @@ class Sender(ChannelEnd):
         x_hat = writable(merged(outputs), (x, *(p for s in sections for p in s.payload.parts)))
         placed = {i: n for n, (rows, _) in enumerate(outputs) for i in rows}
         sums = checks(x_hat) if mem.mirrored else [0] * len(x)
-        version = (lambda k: self._versions[k]) if mem.mirrored else (lambda k: 0)
-        entries = tuple(Entry(keys[i], version(held[i]), placed[i], sums[i]) for i in range(len(x)))
+        versions = [self._versions[k] if mem.mirrored else 0 for k in held]
+        entries = tuple(Entry(keys[i], versions[i], placed[i], sums[i]) for i in range(len(x)))
         packet = Packet(TensorSpec.of(x), repr(mem), repr(self.scheme.references), entries, tuple(sections))
         return packet, x_hat
 
-    def _is_new(self, key: int) -> bool:
-        return key not in self._versions or key in self._stale
-
-    def _check_shapes(self, x: Tensor, keys: Sequence[int], held: Sequence[int]) -> None:
+    def _check_shapes(self, x: Tensor, keys: Sequence[int], held: Sequence[int], new: Sequence[bool]) -> None:
         fits = self.scheme.memory.state_shape(tuple(x.shape))
-        for key, k in zip(keys, held, strict=True):
-            if not self._is_new(k) and self._references.shape(k) not in (fits, None):
+        for key, k, is_new in zip(keys, held, new, strict=True):
+            if not is_new and self._references.shape(k) not in (fits, None):
                 raise InputError(
                     f"sample {key} has the shape {tuple(x.shape[1:])}, and its reference another; "
                     "pad samples to one shape, or reset its key"
