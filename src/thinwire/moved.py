@@ -196,7 +196,7 @@ for _old, _new, _names in (  # modules that became part of another one, or have 
         "uses.training.replicas",
         "buckets:ddp_hook coder:transport differences:local_steps gradients:synchroniser hook:ddp_hook "
         "install:script mail:transport members:ddp_site message:controller method:exchange_methods "
-        "model:ddp_model origin:ddp_hook pilot:controller power:power_sgd replicate:assembly "
+        "model:ddp_hook origin:ddp_hook pilot:controller power:power_sgd replicate:assembly "
         "replicator:synchroniser site:ddp_site steps:optimiser_steps table:flat_parameters tally:transport",
     ),
     ("engines.pipeline", "uses.training.pipeline", "stage:compressed_stage"),

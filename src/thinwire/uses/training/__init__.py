@@ -6,7 +6,7 @@ USE = Use(
     __name__,
     commands=(
         Command(".commands.train:train", TRAINING),
-        Command(".commands.compare_runs:compare", TRAINING),
+        Command(".commands.train:compare", TRAINING),
         Command(".commands.plan:plan", NETWORKS),
     ),
     kinds={

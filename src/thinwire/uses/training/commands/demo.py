@@ -10,7 +10,7 @@ import typer
 from thinwire.runs.emulator.availability import as_emulated
 from thinwire.runs.machine.standard_streams import tell
 from thinwire.runs.terminal.typer_options import with_config
-from thinwire.uses.training.commands.compare_runs import configs_of, run_all
+from thinwire.uses.training.commands.train import configs_of, run_all
 from thinwire.uses.training.run.options import TrainConfig
 
 RECIPES = ["fp32", "step-delta", "thinwire"]

@@ -25,9 +25,11 @@ from thinwire.uses.training.replicas.ddp_hook import (
     HookTerms,
     Origin,
     Replicated,
+    check_free,
+    digest_of_weights,
     hook,
+    trained,
 )
-from thinwire.uses.training.replicas.ddp_model import check_free, digest_of_weights, trained
 from thinwire.uses.training.replicas.ddp_site import DdpSite, SiteLeader, SiteMember
 from thinwire.uses.training.replicas.exchange_methods import AllReduce, Differences, Gradients, Method
 from thinwire.uses.training.replicas.flat_parameters import FlatParameters
