@@ -21,7 +21,7 @@ from tests.runs.emulator.test_late import LATE, RANK, StandIn
 from thinwire.links.profile import Profile
 from thinwire.links.shape import LinkShape
 from thinwire.links.trace import Trace, TraceRow
-from thinwire.runs.emulator import namespaces, possible, session
+from thinwire.runs.emulator import availability, namespaces, session
 from thinwire.runs.emulator.namespaces import RankNamespace
 from thinwire.runs.emulator.router import PacketRouter
 from thinwire.runs.ranks import launcher
@@ -224,7 +224,7 @@ def test_the_doctor_sees_that_a_user_namespace_is_given_but_of_no_use(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     pytest.importorskip("pyroute2")
-    monkeypatch.setattr(possible, "TRIAL", REFUSING + possible.TRIAL)
+    monkeypatch.setattr(availability, "TRIAL", REFUSING + availability.TRIAL)
     found = diagnosis.emulation()
     assert found.status == diagnosis.LACKS
     assert "does not allow a network in a namespace (Operation not permitted)" in found.finding
