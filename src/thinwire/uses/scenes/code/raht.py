@@ -30,7 +30,7 @@ class Merge(NamedTuple):
 class HaarPlan:
     """The steps for cells in the order of the curve; ``root`` is where their common mean comes to be.
 
-    >>> plan = Plan.of(np.arange(4, dtype=np.uint64), 1)
+    >>> plan = HaarPlan.of(np.arange(4, dtype=np.uint64), 1)
     >>> plan.forward(np.ones((4, 1))).round(6)[:, 0].tolist()
     [2.0, 0.0, 0.0, 0.0]
     """
