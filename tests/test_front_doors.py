@@ -43,6 +43,30 @@ def test_a_model_is_packed_and_a_next_version_like_it(tmp_path: Path) -> None:
     assert torch.equal(models.tensors(tmp_path / "c.tw")["w"], close)
 
 
+def test_one_training_serves_any_budget(tmp_path: Path) -> None:
+    pytest.importorskip("zstandard")
+    draw = torch.Generator().manual_seed(0)
+    classes = torch.randint(2, (16,), generator=draw)
+    images = torch.rand(16, 1, 8, 8, generator=draw) + 2.0 * classes[:, None, None, None]
+    net = models.supernet([(images, classes)] * 4, 4, classes=2, channels=(4, 8))
+    small, large = (tmp_path / name for name in ("small.safetensors", "large.safetensors"))
+    sizes = [
+        models.ship(net, [(images, classes)], out, nbytes=n) for out, n in ((small, 1100), (large, 1500))
+    ]
+    assert sizes == [small.stat().st_size, large.stat().st_size] and sizes[0] < sizes[1]
+    again, widths = models.shipped(large)
+    net.eval()
+    torch.testing.assert_close(again(images, widths), net(images, widths), atol=1e-4, rtol=1e-4)
+    assert sum(w for w, _ in widths) > sum(w for w, _ in models.shipped(small)[1])
+    with pytest.raises(thinwire.InputError, match="the smallest widths cost"):
+        models.ship(net, [(images, classes)], small, nbytes=10)
+    with pytest.raises(thinwire.InputError, match="ended after 1 steps of 2"):
+        models.supernet([(images, classes)], 2, classes=2, channels=(4,))
+    write_checkpoint(tmp_path / "other.safetensors", {"w": torch.zeros(2)}, {})
+    with pytest.raises(thinwire.InputError, match="no network of one configuration"):
+        models.shipped(tmp_path / "other.safetensors")
+
+
 def test_two_clients_train_what_a_server_serves(tmp_path: Path) -> None:
     pytest.importorskip("sklearn")
     own = {"data": "digits", "split": "iid"}

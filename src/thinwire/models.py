@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterable
+
     from torch import Tensor
 
+    from thinwire.uses.models.oneshot.supernet import Configuration, Supernet
     from thinwire.uses.models.run.record import ModelRecord
 
-__all__ = ["pack", "tensors", "unpack"]
+__all__ = ["pack", "ship", "shipped", "supernet", "tensors", "unpack"]
 PathLike = str | os.PathLike[str]
 
 
@@ -75,3 +78,69 @@ def unpack(packed: PathLike, out: PathLike, *, code: bool = False) -> list[str]:
     from thinwire.uses.models.run.model_folder import read_packed, write_unpacked
 
     return write_unpacked(read_packed(Path(packed)), Path(out), code).left
+
+
+def supernet(
+    batches: Iterable[tuple[Tensor, Tensor]],
+    steps: int,
+    *,
+    images: int = 1,
+    classes: int = 10,
+    channels: tuple[int, ...] = (16, 32, 64),
+    seed: int = 0,
+) -> Supernet:
+    """Train one small image classifier at all widths of 2 to 6 bits at once, for ``steps`` of the batches.
+
+    Batches: images [B, images, H, W] in float32, and classes [B]. ``channels``: of each residual block.
+    ``ship`` then serves any budget of bytes without more training. Source: arXiv 2401.01543 (one-shot
+    weight coupling), from its abstract and code. Errors: ``InputError`` for batches that end too soon.
+
+    >>> import torch
+    >>> from thinwire import models
+    >>> draw = torch.Generator().manual_seed(0)
+    >>> batch = torch.rand(16, 1, 8, 8, generator=draw), torch.randint(4, (16,), generator=draw)
+    >>> net = models.supernet([batch] * 3, 3, classes=4, channels=(4, 8))
+    >>> net(batch[0], net.uniform(3)).shape
+    torch.Size([16, 4])
+    """
+    from thinwire.types import InputError, require
+    from thinwire.uses.models.oneshot.supernet import Shape, Supernet
+    from thinwire.uses.models.oneshot.supernet_training import TrainingMethod, train
+
+    net, done = Supernet(Shape(channels=channels, images=images, classes=classes), seed), list[int]()
+    train(net, batches, TrainingMethod(steps), seed, lambda step, *_: done.append(step))
+    told = f"the batches ended after {len(done)} steps of {steps}; give more, or fewer steps"
+    require(len(done) == steps, InputError, told)
+    return net
+
+
+def ship(net: Supernet, batches: Iterable[tuple[Tensor, Tensor]], out: PathLike, *, nbytes: int) -> int:
+    """Choose widths for a budget, and write the network at these widths to ``out``; return the file's bytes.
+
+    ``nbytes`` counts weights at their bits, steps and norms; entropy coding then takes off, and the file's
+    header adds some kB. ``batches``: as in training; the search measures on the first, norms see all.
+    Errors: ``InputError`` that names the least budget there is; ``OSError``.
+    """
+    from thinwire.types import InputError, require
+    from thinwire.uses.models.oneshot.shipping import write_shipped
+    from thinwire.uses.models.oneshot.supernet import batch_loss, costs_of, recalibrate
+    from thinwire.uses.models.oneshot.width_search import Search
+
+    seen = list(batches)
+    require(bool(seen), InputError, "there are no batches to measure on; give one at least")
+    widths, first = net.shape.widths, seen[0]
+    cost = costs_of(net, first[0].shape[-1]).nbytes
+    search = Search(widths, widths[-1], lambda c, _: batch_loss(net, c, *first), cost)
+    configuration = search.within(nbytes, len(net.layers))
+    recalibrate(net, configuration, [images for images, _ in seen])
+    return write_shipped(net, configuration, Path(out))
+
+
+def shipped(path: PathLike) -> tuple[Supernet, Configuration]:
+    """Return a network that ``ship`` wrote, and its widths; ``net(images, widths)`` gives logits.
+
+    Errors: ``InputError`` for another file, ``PayloadError`` for a damaged one.
+    """
+    from thinwire.uses.models.oneshot.shipping import read_shipped
+
+    return read_shipped(Path(path))

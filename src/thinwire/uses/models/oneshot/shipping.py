@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator, Mapping
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.types import PayloadError, require
+from thinwire.files.checkpoint import read_checkpoint, write_checkpoint
+from thinwire.types import ByteCursor, InputError, PayloadError, require
 from thinwire.uses.models.oneshot.quantiser import EDGES, Classifier, LearnedSteps, Pair, SharedConv, codes_of
 from thinwire.uses.models.oneshot.supernet import Configuration, Shape, Supernet
-from thinwire.uses.models.streams import pack_codes
+from thinwire.uses.models.streams import pack_codes, unpack_codes
 
 EPSILON = 1e-5  # that batch norms add to a variance
 
@@ -61,10 +66,47 @@ def restored(tensors: Mapping[str, Tensor], shape: Shape) -> tuple[Supernet, Con
 
 def packed_nbytes(tensors: Mapping[str, Tensor]) -> int:
     """Return the bytes of what is sent with the codes entropy-coded, without names and shapes."""
-    return sum(
-        len(pack_codes(x.flatten(1).numpy().astype(np.int16))) if name.endswith("codes") else x.nbytes
-        for name, x in tensors.items()
-    )
+    return sum(len(_packed(x)) if name.endswith("codes") else x.nbytes for name, x in tensors.items())
+
+
+def write_shipped(net: Supernet, configuration: Configuration, path: Path) -> int:
+    """Write what ``shipped`` returns, codes entropy-coded, as a safetensors file; return its bytes."""
+    tensors = {
+        name: _packed(x) if name.endswith("codes") else x for name, x in shipped(net, configuration).items()
+    }
+    tensors["shape"] = torch.tensor([*json.dumps(asdict(net.shape)).encode()], dtype=torch.uint8)
+    write_checkpoint(path, tensors, {})
+    return path.stat().st_size
+
+
+def read_shipped(path: Path) -> tuple[Supernet, Configuration]:
+    """Return what ``restored`` makes of a file of ``write_shipped``.
+
+    Errors: ``InputError`` for another file, ``PayloadError`` for a damaged one.
+    """
+    tensors = read_checkpoint(path)
+    told = f"{path} is no network of one configuration; give what thinwire.models.ship wrote"
+    require("shape" in tensors, InputError, told)
+    try:
+        values = json.loads(bytes(tensors.pop("shape").tolist()))
+        given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
+        shape = Shape(**given)
+        net = Supernet(shape, seed=0)
+    except (ValueError, TypeError, RuntimeError, InputError) as e:
+        raise PayloadError(f"{path}: the shape of its network cannot be read: {e}") from e
+    weights = [net.stem.weight, *(layer.weight for layer in net.layers)]
+    like = {f"{i}.codes": x for i, x in enumerate(weights)} | {"head.codes": net.head.linear.weight}
+    for name, weight in like.items():
+        require(name in tensors, PayloadError, f"{path}: {name} is missing; ship it again")
+        rows = weight.flatten(1)
+        codes = unpack_codes(ByteCursor(bytes(tensors[name].numpy()), name), *rows.shape)
+        tensors[name] = torch.from_numpy(codes.astype(np.int8)).reshape(weight.shape)
+    return restored(tensors, shape)
+
+
+def _packed(codes: Tensor) -> Tensor:
+    data = pack_codes(codes.flatten(1).numpy().astype(np.int16))
+    return torch.from_numpy(np.frombuffer(data, np.uint8).copy())
 
 
 def _layers(net: Supernet, configuration: Configuration) -> Iterator[tuple[SharedConv, Pair]]:
