@@ -54,7 +54,7 @@ def calls(found: Iterable[ast.AST]) -> Iterator[tuple[int, str]]:
 def test_files_are_short() -> None:
     lines = {of(p): len(p.read_text().splitlines()) for p in FILES}
     assert {n: k for n, k in lines.items() if k > 600} == {}
-    assert median(k for k in lines.values() if k) <= 130
+    assert 100 <= median(k for k in lines.values() if k) <= 200
 
 
 def test_functions_are_short() -> None:
@@ -71,6 +71,16 @@ def test_no_folder_has_more_modules_than_a_reader_can_hold() -> None:
     """Sixteen at most."""
     here = [p.parent for root in HELD for p in root.rglob("*.py")]
     assert {str(p.relative_to(ROOT)): here.count(p) for p in here if here.count(p) > 16} == {}
+
+
+def test_a_name_leads_to_one_place() -> None:
+    """Files of one name are those that every wing has; few classes share a name, and each is printed in specs."""
+    names = [p.name for p in FILES if p.name != "__init__.py"]
+    wings = {"cards.py", "demo.py", "options.py", "recipes.py", "record.py", "script.py"}
+    assert {n for n in names if names.count(n) > 1} <= wings
+    classes = [n.name for t in trees().values() for n in t.body if isinstance(n, ast.ClassDef)]
+    public = [name for name in classes if not name.startswith("_")]
+    assert len({name for name in public if public.count(name) > 1}) < 10
 
 
 def test_forbidden_statements() -> None:
