@@ -74,7 +74,7 @@ def test_no_folder_has_more_modules_than_a_reader_can_hold() -> None:
 
 
 def test_a_name_leads_to_one_place() -> None:
-    """Files of one name are those that every wing has; few classes share a name, and each is printed in specs."""
+    """Files of one name are those that every wing has; few classes share one, as specs print them."""
     names = [p.name for p in FILES if p.name != "__init__.py"]
     wings = {"cards.py", "demo.py", "options.py", "recipes.py", "record.py", "script.py"}
     assert {n for n in names if names.count(n) > 1} <= wings
