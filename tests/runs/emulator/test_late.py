@@ -143,7 +143,8 @@ def workers(launcher: int) -> list[int]:
                 continue  # not begun
         except OSError:  # gone meanwhile
             continue
-        if b"-m\0thinwire.runs.ranks.worker\0thinwire.uses.training.run.training_rank:run_rank\0" in command:
+        name = b"-m\0thinwire.runs.ranks.rank_main\0thinwire.uses.training.run.training_rank:run_rank\0"
+        if name in command:
             found[next(v for v in variables if v.startswith(b"RANK="))] = pid
     return [found[name] for name in sorted(found)]
 
