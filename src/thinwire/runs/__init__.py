@@ -1,1 +1,1 @@
-"""Runs."""
+"""What all runs and commands share: options, records, reports, data, models, emulated links, processes."""

@@ -1,1 +1,1 @@
-"""Commands."""
+"""The commands ``federate``, ``federate-serve``, ``federate-join``, and a demo."""

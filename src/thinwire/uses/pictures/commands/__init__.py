@@ -1,1 +1,1 @@
-"""Commands."""
+"""The command ``generate``, and a demo."""

@@ -1,1 +1,1 @@
-"""Commands."""
+"""The commands ``train``, ``compare``, ``plan``, and two demos."""
