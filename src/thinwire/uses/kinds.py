@@ -13,7 +13,7 @@ from thinwire.runs.options import nearest
 from thinwire.runs.records.writer import REPORT
 from thinwire.types import InputError
 from thinwire.uses import uses
-from thinwire.uses.use import Kind, Use
+from thinwire.uses.use import RunKind, Use
 
 if TYPE_CHECKING:  # commands import this file, and their help needs none of these
     from thinwire.runs.records.finished_runs import Run
@@ -22,7 +22,7 @@ if TYPE_CHECKING:  # commands import this file, and their help needs none of the
 
 
 @cache
-def kinds() -> dict[str, tuple[Use, Kind]]:
+def kinds() -> dict[str, tuple[Use, RunKind]]:
     """Return the kinds of runs by name, each with its use.
 
     >>> "replicas" in kinds()

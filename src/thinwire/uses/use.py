@@ -25,7 +25,7 @@ class Command(NamedTuple):
     panel: str
 
 
-class Kind(NamedTuple):
+class RunKind(NamedTuple):
     """A kind of run: the class of its record, and the module that shows its runs."""
 
     record: str
@@ -47,7 +47,7 @@ class Use:
 
     package: str
     commands: tuple[Command, ...] = ()
-    kinds: Mapping[str, Kind] = field(default_factory=dict)
+    kinds: Mapping[str, RunKind] = field(default_factory=dict)
     demos: Mapping[str, str] = field(default_factory=dict)
     registries: tuple[str, ...] = ()
     readers: tuple[str, ...] = ()

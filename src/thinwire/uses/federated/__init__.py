@@ -1,6 +1,6 @@
 """Federated learning: clients train on their own data, and a server adds up what they send."""
 
-from thinwire.uses.use import TRAINING, Command, Kind, Use
+from thinwire.uses.use import TRAINING, Command, RunKind, Use
 
 USE = Use(
     __name__,
@@ -9,7 +9,7 @@ USE = Use(
         Command(".commands.serve:federate_serve", TRAINING),
         Command(".commands.join:federate_join", TRAINING),
     ),
-    kinds={"federated": Kind(".run.record:FederatedRecord", ".run.cards")},
+    kinds={"federated": RunKind(".run.record:FederatedRecord", ".run.cards")},
     demos={"federated": ".commands.demo:federated"},
     registries=(".recipes:FEDERATED",),
 )

@@ -1,6 +1,6 @@
 """Publish a state and follow it: pushed over links, or pulled from a shared folder."""
 
-from thinwire.uses.use import STATES, Command, Kind, Use
+from thinwire.uses.use import STATES, Command, RunKind, Use
 
 USE = Use(
     __name__,
@@ -8,7 +8,7 @@ USE = Use(
         Command(".commands.publish:publish", STATES),
         Command(".commands.follow:follow", STATES),
     ),
-    kinds={"state": Kind(".run.record:StateRecord", ".run.cards")},
+    kinds={"state": RunKind(".run.record:StateRecord", ".run.cards")},
     demos={"state": ".commands.demo:state"},
     registries=(".recipes:STATE",),
 )

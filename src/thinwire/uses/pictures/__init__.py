@@ -1,11 +1,11 @@
 """Make one picture on several machines: its tokens, or its experts, are divided between them."""
 
-from thinwire.uses.use import PICTURES, Command, Kind, Use
+from thinwire.uses.use import PICTURES, Command, RunKind, Use
 
 USE = Use(
     __name__,
     commands=(Command(".commands.generate:generate", PICTURES),),
-    kinds={"pictures": Kind(".run.record:PicturesRecord", ".run.cards")},
+    kinds={"pictures": RunKind(".run.record:PicturesRecord", ".run.cards")},
     demos={"pictures": ".commands.demo:pictures"},
     registries=(
         ".context_parallel.recipes:DIFFUSION",

@@ -1,6 +1,6 @@
 """Train one model on several machines: in stages, as replicas, or both."""
 
-from thinwire.uses.use import NETWORKS, TRAINING, Command, Kind, Use
+from thinwire.uses.use import NETWORKS, TRAINING, Command, RunKind, Use
 
 USE = Use(
     __name__,
@@ -10,8 +10,8 @@ USE = Use(
         Command(".commands.plan:plan", NETWORKS),
     ),
     kinds={
-        "pipeline": Kind(".run.record:TrainRecord", ".run.cards"),
-        "replicas": Kind(
+        "pipeline": RunKind(".run.record:TrainRecord", ".run.cards"),
+        "replicas": RunKind(
             ".run.record:ReplicasRecord",
             ".run.replica_cards",
         ),

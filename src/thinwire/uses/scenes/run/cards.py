@@ -308,7 +308,7 @@ ROOM = 3.0  # dB under the worst picture
 Points = list[tuple[float, float]]  # where, and dB
 
 
-class Curve(NamedTuple):
+class QualityCurve(NamedTuple):
     """What one form shows as more of it comes."""
 
     label: str
@@ -336,17 +336,19 @@ def _lines(
     runs: Runs,
     layers: Callable[[SceneRecord], list[float | None]],
     rival: Callable[[Rival], float | None],
-) -> list[Curve]:
+) -> list[QualityCurve]:
     """Return a line a run, and one for each other form of the first run's scene; those without points go."""
     numbers = series_order(runs)
     found = [
-        Curve(run.label, number % SERIES, _points(layers(run.record), [x.psnr_db for x in run.record.layers]))
+        QualityCurve(
+            run.label, number % SERIES, _points(layers(run.record), [x.psnr_db for x in run.record.layers])
+        )
         for run, number in zip(runs, numbers, strict=True)
     ]
     free = max([1, *numbers]) + 1
     for i, other in enumerate(runs[0].record.rivals):
         points = _points([rival(other)], [other.psnr_db])
-        found.append(Curve(other.name.upper(), (free + i) % SERIES, points))
+        found.append(QualityCurve(other.name.upper(), (free + i) % SERIES, points))
     return [line for line in found if line.points]
 
 
@@ -369,7 +371,9 @@ def so_far(record: SceneRecord) -> list[int]:
     return found
 
 
-def _curve_figure(title: str, text: str, lines: Sequence[Curve], label: str, alone: bool = False) -> str:
+def _curve_figure(
+    title: str, text: str, lines: Sequence[QualityCurve], label: str, alone: bool = False
+) -> str:
     axes = new_axes(WIDTH * 2 if alone else WIDTH, 3.3)
     low = min(y for line in lines for _, y in line.points) - ROOM
     end = 1.08 * max(x for line in lines for x, _ in line.points)
