@@ -12,7 +12,7 @@ import pytest
 TESTS = Path(__file__).parent
 QUICK = {
     "codecs": ["test_roundtrip.py", "test_native.py"],
-    "state": ["test_format.py", "test_compare.py", "test_native.py"],
+    "state": ["test_format.py", "test_find_changes.py", "test_native.py"],
     "codecs/zstd": ["test_zstd.py"],
     "uses/scenes": ["test_render.py", "test_codes.py"],
     "uses/models": ["test_budgets.py::test_budgets_are_kept_and_used_from_coarse_to_fine"],

@@ -392,7 +392,7 @@ def test_shakespeare_takes_one_edition_and_drops_padding(cache_folder):
 
 def test_missing_shakespeare_names_the_remedy(cache_folder, monkeypatch):
     monkeypatch.setattr(data.importlib.util, "find_spec", lambda name: None)
-    with pytest.raises(InputError, match=r"thinwire\.lab\.models\.fetch shakespeare"):
+    with pytest.raises(InputError, match=r"thinwire\.runs\.models\.fetch shakespeare"):
         load_corpus("shakespeare")
 
 
