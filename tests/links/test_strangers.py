@@ -28,11 +28,13 @@ LEFT = 40  # descriptors, all listeners together
 MANY = 120  # strangers at each
 LISTENERS = """
 import os, resource, sys
-from thinwire.links import ZmqLink, polled
+from thinwire.links import ZmqLink, sockets
 from thinwire.links.hub.hub import Hub
 from thinwire.links.relay import server
 from relayed import Running
-polled.HANDSHAKE = server.HANDSHAKE = float(sys.argv[2])
+server.HANDSHAKE = float(sys.argv[2])
+made = sockets.Strangers
+sockets.Strangers = lambda _, port: made(float(sys.argv[2]), port)
 hub, link, relay = Hub.bind(), ZmqLink.bind(b"name"), Running()
 most = len(os.listdir("/proc/self/fd")) + int(sys.argv[1])
 resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))

@@ -124,7 +124,9 @@ def test_what_does_not_change_the_past_may_change(tmp_path: Path):
 
 def test_a_launcher_refuses_to_go_on_from_nothing(tmp_path: Path, monkeypatch):
     monkeypatch.setattr(training_launch, "prepare", lambda config: job(tmp_path))
-    monkeypatch.setattr(training_launch, "place_of", lambda config: pytest.fail("ranks are about to start"))
+    monkeypatch.setattr(
+        training_launch, "launcher_of", lambda config: pytest.fail("ranks are about to start")
+    )
     written(tmp_path, 4, 0)  # of rank 0 alone
     for name in ("RANK", "WORLD_SIZE", "MASTER_ADDR"):
         monkeypatch.delenv(name, raising=False)
