@@ -52,6 +52,21 @@ PLACES = {
     "lab.weights": "uses.models.run",
     "cli.terminal": "runs.terminal",
     "cli.states": "uses.following.commands",
+    "cli.compare": "uses.training.commands.train",
+    "cli.doctor": "uses.doctor.commands.doctor",
+    "cli.federate": "uses.federated.commands.federate",
+    "cli.federate_join": "uses.federated.commands.join",
+    "cli.federate_serve": "uses.federated.commands.serve",
+    "cli.follow": "uses.following.commands.follow",
+    "cli.generate": "uses.pictures.commands.generate",
+    "cli.pack_model": "uses.models.commands.pack_model",
+    "cli.pack_options": "uses.packing",
+    "cli.pack_scene": "uses.scenes.commands.pack_scene",
+    "cli.plan": "uses.training.commands.plan",
+    "cli.publish": "uses.following.commands.publish",
+    "cli.train": "uses.training.commands.train",
+    "cli.view": "uses.scenes.commands.view",
+    "cli.states.inspecting": "cli.inspecting",
     "channels.frame": "channels.channel",
     "channels.slots": "channels.disk",
     "codecs.base": "codecs.codec",
@@ -98,12 +113,6 @@ PLACES = {
     "state.past": "state.log",
     "state.patches.lane": "state.patches.draft",
     "state.view": "state.binding",
-    "choosing.base": "choosing.policy",
-    "choosing.ladder": "choosing.policy",
-    "collectives.base": "collectives.exchange",
-    "collectives.gather": "collectives.exchange",
-    "collectives.group": "collectives.exchange",
-    "files.framing": "files.safetensors",
     "runs.data.images": "runs.data.fashion",
     "runs.data.loss": "runs.data.task",
     "runs.data.packing": "runs.data.task",
@@ -112,7 +121,6 @@ PLACES = {
     "runs.emulator.lateness": "runs.emulator.timing_error",
     "runs.emulator.lift": "runs.emulator.shaping_control",
     "runs.emulator.orphans": "runs.emulator.process_cleanup",
-    "runs.emulator.possible": "runs.emulator.availability",
     "runs.emulator.relay": "runs.emulator.router",
     "runs.emulator.relay_process": "runs.emulator.session",
     "runs.machine.encoding": "runs.machine.standard_streams",
@@ -132,19 +140,12 @@ PLACES = {
     "runs.report.drawing": "runs.report.plotting",
     "runs.report.style": "runs.report.page",
     "runs.report.terminal": "runs.report.elements",
-    "runs.shared_options": "runs.options",
     "runs.terminal.command": "runs.terminal.shell_command",
     "runs.terminal.doing": "runs.terminal.activity",
     "runs.terminal.needs": "runs.terminal.activity",
     "runs.terminal.options": "runs.terminal.typer_options",
     "runs.terminal.output": "runs.machine.standard_streams",
     "runs.terminal.places": "runs.terminal.addresses",
-    "state.patch_code.class_split": "state.patch_code.classes",
-    "state.patch_code.gather": "state.patch_code.indexing",
-    "state.patch_code.jumps": "state.patch_code.changes",
-    "state.patch_code.masks": "state.patch_code.indexing",
-    "state.patch_code.numbers": "state.patch_code.patch_stream",
-    "state.patch_code.stream": "state.patch_code.patch_stream",
 }
 FOLDERS = {"assets", "assets.code", "engines", "lab", "policies", "recipes"}  # that held what moved
 
@@ -238,6 +239,36 @@ for _old, _new, _names in (  # modules that became part of another one, or have 
         "uses.pictures.run",
         "run:generation run_experts:generation program:generation launch:generation images:recording "
         "quality:recording sampling:sheets",
+    ),
+    (
+        "assets.splats",
+        "uses.scenes",
+        "decoding:layers kept:delivery thinwire:importance_coder about_packed:about_packed_scene "
+        "code.grid:code.morton code.turns:code.orientations files.axes:files.foreign "
+        "files.splat:files.scene_file files.ply_header:files.ply files.container:files.packed_scene "
+        "view.native:view.render view.pictures:view.render view.colmap:view.given view.rooms:view.views "
+        "page.writing:page.web_page page.chunk:page.web_page",
+    ),
+    (
+        "lab.scenes",
+        "uses.scenes.run",
+        "reporting:left_pictures showing:left_pictures credit:left_pictures curve:cards demo:demo_program "
+        "sending:demo_program packing:scene_packing",
+    ),
+    (
+        "assets.weights",
+        "uses.models",
+        "feedback:moments about_packed:about_packed_model container:packed_model encoding:budgets "
+        "model:weights_to_pack oneshot.layers:oneshot.quantiser oneshot.calibration:oneshot.supernet "
+        "oneshot.costs:oneshot.supernet oneshot.training:oneshot.supernet_training "
+        "oneshot.scheduler:oneshot.supernet_training oneshot.search:oneshot.width_search",
+    ),
+    (
+        "lab.weights",
+        "uses.models.run",
+        "source:calibrated_source along:calibrated_source causal:calibrated_source placing:model_folder "
+        "loading:model_folder layers:layerwise perplexity:layerwise scratch:scratch_files "
+        "packing:model_packing demo:packing_demo",
     ),
 ):
     for _from, _to in (_name.split(":") for _name in _names.split()):
