@@ -57,7 +57,7 @@ def load_run(path: str | Path) -> RunRecord:
 
 
 def load_runs(paths: Iterable[str | Path]) -> list[Run[Any]]:
-    """Load every run under ``paths``, in the order given; see ``records.runs.load_runs``."""
+    """Load every run under ``paths``, in the order given; see ``records.finished_runs.load_runs``."""
     from thinwire.runs.records import finished_runs
 
     return finished_runs.load_runs(paths, read_record)

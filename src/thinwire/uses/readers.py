@@ -27,16 +27,20 @@ def readers() -> list[Any]:
 
 def kind_of(path: Path) -> str | None:
     """Return in words what kind of file this is; None for one that no use knows."""
-    with path.open("rb") as file:
-        head = file.read(HEAD)
-    return next((str(r.KIND) for r in readers() if r.knows(path.name, head)), None)
+    reader = _reader_of(path)
+    return None if reader is None else str(reader.KIND)
 
 
 def describe_file(path: Path, check: bool) -> dict[str, Any] | None:
     """Return what is in a file that a use knows; None where none does."""
+    reader = _reader_of(path)
+    return None if reader is None else reader.describe(path, check)
+
+
+def _reader_of(path: Path) -> Any | None:
     with path.open("rb") as file:
         head = file.read(HEAD)
-    return next((r.describe(path, check) for r in readers() if r.knows(path.name, head)), None)
+    return next((r for r in readers() if r.knows(path.name, head)), None)
 
 
 def describe_folder(folder: Folder, check: bool) -> dict[str, Any] | None:

@@ -45,17 +45,24 @@ def shipped(net: Supernet, configuration: Configuration) -> dict[str, Tensor]:
     return made
 
 
-@torch.no_grad()
 def restored(tensors: Mapping[str, Tensor], shape: Shape) -> tuple[Supernet, Configuration]:
     """Return a network that holds one configuration, and that: ready to be used, not to be trained.
 
     Errors: ``PayloadError`` where a tensor is missing or does not fit the shape.
     """
-    net = Supernet(shape, seed=0).eval()
+    return _filled(Supernet(shape, seed=0), tensors)
+
+
+@torch.no_grad()
+def _filled(net: Supernet, tensors: Mapping[str, Tensor]) -> tuple[Supernet, Configuration]:
+    net.eval()
     count = len(net.layers) + 1
     bits = [_fitting(tensors, f"{i}.bits", (2,)) for i in range(count)]
     pairs = [(int(w), int(a)) for w, a in bits]
-    known = all(w in shape.widths and a in shape.widths for w, a in pairs[1:]) and pairs[0] == (EDGES, EDGES)
+    known = all(w in net.shape.widths and a in net.shape.widths for w, a in pairs[1:]) and pairs[0] == (
+        EDGES,
+        EDGES,
+    )
     require(known, PayloadError, f"a configuration of {pairs}, which the network does not have")
     configuration = tuple(pairs[1:])
     for i, (layer, pair) in enumerate(_layers(net, configuration)):
@@ -90,8 +97,7 @@ def read_shipped(path: Path) -> tuple[Supernet, Configuration]:
     try:
         values = json.loads(bytes(tensors.pop("shape").tolist()))
         given: dict[str, Any] = {k: tuple(v) if isinstance(v, list) else v for k, v in values.items()}
-        shape = Shape(**given)
-        net = Supernet(shape, seed=0)
+        net = Supernet(Shape(**given), seed=0)
     except (ValueError, TypeError, RuntimeError, InputError) as e:
         raise PayloadError(f"{path}: the shape of its network cannot be read: {e}") from e
     weights = [net.stem.weight, *(layer.weight for layer in net.layers)]
@@ -101,7 +107,7 @@ def read_shipped(path: Path) -> tuple[Supernet, Configuration]:
         rows = weight.flatten(1)
         codes = unpack_codes(ByteCursor(bytes(tensors[name].numpy()), name), *rows.shape)
         tensors[name] = torch.from_numpy(codes.astype(np.int8)).reshape(weight.shape)
-    return restored(tensors, shape)
+    return _filled(net, tensors)
 
 
 def _packed(codes: Tensor) -> Tensor:
