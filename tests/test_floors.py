@@ -15,6 +15,7 @@ ROOT = "thinwire"
 # What each room may import, besides itself. A module's room is the longest prefix of its name here; a new
 # module must be given one before this test passes.
 F0 = {"types", "heads", "dtypes", "spec", "replacing", "compiled", "similarity"}
+FUSED = "codecs.kernels.fused"
 F1 = F0 | {"codecs"}
 F2 = F1 | {"channels"}
 LINKS = {"links", "links.names", "links.tcp.idle"}
@@ -47,7 +48,8 @@ ALLOWED: dict[str, set[str]] = {
     "dtypes": {"types"},
     "heads": {"types"},
     "spec": {"types", "dtypes"},
-    "codecs": F0,
+    FUSED: F0,
+    "codecs": F0 | {FUSED},
     "channels": F1,
     "links.names": {"types"},
     "links.tcp.idle": {"types"},
@@ -161,6 +163,15 @@ def test_the_core_needs_nothing_but_torch_and_numpy(own: str) -> None:
     assert outside - set(sys.stdlib_module_names) - {ROOT} <= {"torch", "numpy"}
 
 
+def test_triton_is_imported_by_kernels_alone() -> None:
+    """Which the others import in functions, where ``triton_calls`` says that they work."""
+    fused = [p for p in FILES if room_of(name_of(p)) == FUSED]
+    outside = {m for p in fused for m in at_import(p)} - set(sys.stdlib_module_names)
+    assert outside <= {"torch", "triton", ROOT} and "triton" in outside
+    for path in set(FILES) - set(fused):
+        assert not [n for n in tree(path).body if ".fused" in ast.unparse(n).partition("\n")[0]], path
+
+
 def test_links_know_nothing_of_tensors() -> None:
     found = {m for p in FILES if room_of(name_of(p)) in LINKS for m in at_import(p)}
     assert "zmq" in found
@@ -170,7 +181,14 @@ def test_links_know_nothing_of_tensors() -> None:
 def test_only_runs_and_commands_need_extras() -> None:
     """So a script loads what a use is made of without the command line's and the report's libraries."""
     for path in FILES:
-        if room_of(name_of(path)) not in {"cli", "uses.kinds", *ORDER, *RAN, *COMMANDS}:
+        if room_of(name_of(path)) not in {
+            "cli",
+            "uses.kinds",
+            "codecs.kernels.fused",
+            *ORDER,
+            *RAN,
+            *COMMANDS,
+        }:
             assert at_import(path) - set(sys.stdlib_module_names) - {ROOT} <= REQUIRED, path
 
 
