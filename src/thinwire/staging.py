@@ -1,0 +1,211 @@
+"""Tensors between a device and the host's memory: put together, one copy, one wait.
+
+Whoever sends calls ``to_host`` with all that one message holds, goes on, and waits once, when the bytes are
+wanted. Whoever receives calls ``to_device`` with the bytes. Both copy through pinned memory, on a stream of
+their own, so the copy runs beside the compute that is queued. Pinned memory comes from torch's allocator,
+which keeps what is freed, and frees nothing that a copy still reads; so a buffer is free for the next message
+once a ``Staged``, and every view of it, is gone. Tensors of the CPU are not copied.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from thinwire.types import PayloadError, require
+
+ALIGNMENT = 16  # bytes: a view of any dtype may begin there
+Data = bytes | bytearray | memoryview
+Layout = Sequence[tuple[torch.dtype, int]]  # dtype and number of values of each part
+_own = threading.local()  # streams, one a device and thread: copies of two threads do not wait for each other
+_CPU = torch.device("cpu")
+
+
+class Place(NamedTuple):
+    """Where a part lies among the bytes of all."""
+
+    start: int
+    nbytes: int
+
+
+def places(sizes: Sequence[int], lead: int = 0, align: int = ALIGNMENT) -> tuple[list[Place], int]:
+    """Return the place of each of ``sizes`` [bytes] behind ``lead`` bytes, and where the last one ends.
+
+    >>> places([3, 8])
+    ([Place(start=0, nbytes=3), Place(start=16, nbytes=8)], 24)
+    """
+    found, end = [], lead
+    for size in sizes:
+        start = -(-end // align) * align
+        found.append(Place(start, size))
+        end = start + size
+    return found, end
+
+
+class Staged:
+    """Parts on their way to the host. What it returns stays valid as long as a view of it is held."""
+
+    def __init__(self, parts: Sequence[Tensor], found: list[Place], end: int, buffer: Tensor | None) -> None:
+        self._forms = [(p.dtype, p.shape) for p in parts]
+        self._places, self._end, self._buffer = found, end, buffer
+        self._rows = [] if buffer is not None else [_bytes(p) for p in parts]  # of the CPU: as they are
+        self._copied: torch.cuda.Event | None = None
+
+    def wait(self) -> memoryview:
+        """Wait for the copy, and return all bytes, writable: the lead, then each part at its place.
+
+        Parts of the CPU are put together here; ask for ``views`` or ``tensors`` to have them as they are.
+        """
+        return _memory(self._whole())[: self._end]
+
+    def views(self) -> list[memoryview]:
+        """Wait for the copy, and return the bytes of each part."""
+        return [_memory(row) for row in self._flat()]
+
+    def tensors(self) -> list[Tensor]:
+        """Wait for the copy, and return each part on the CPU, in its shape and dtype.
+
+        Those that were there share their memory, unless they had gaps.
+        """
+        rows = self._flat()
+        return [row.view(dtype).reshape(shape) for row, (dtype, shape) in zip(rows, self._forms, strict=True)]
+
+    def _flat(self) -> list[Tensor]:
+        if self._buffer is None:
+            return self._rows
+        whole = self._whole()
+        return [whole[start : start + n] for start, n in self._places]
+
+    def _whole(self) -> Tensor:
+        if self._copied is not None:
+            self._copied.synchronize()
+            self._copied = None
+        if self._buffer is None:
+            self._buffer = torch.zeros(self._end, dtype=torch.uint8, device=_CPU)
+            for (start, n), row in zip(self._places, self._rows, strict=True):
+                self._buffer[start : start + n] = row
+        return self._buffer
+
+
+def to_host(parts: Sequence[Tensor], lead: int = 0, align: int = ALIGNMENT) -> Staged:
+    """Begin to copy ``parts``, any shapes and dtypes of one device, to the host in one copy; return at once.
+
+    Each part begins at a multiple of ``align`` bytes, 16 at most, behind ``lead`` bytes that are the
+    caller's to fill; gaps are zeros. Write to none of the parts before the wait: one alone is read in place.
+
+    >>> to_host([torch.ones(2), torch.tensor(7)]).tensors()
+    [tensor([1., 1.]), tensor(7)]
+    """
+    device = parts[0].device if parts else _CPU
+    found, end = places([p.numel() * p.element_size() for p in parts], lead, align)
+    if device.type == "cpu":
+        return Staged(parts, found, end, None)
+    with torch.no_grad():
+        joined = _joined([_bytes(p) for p in parts], found, lead)
+        buffer = _room(end, device)
+        staged = Staged(parts, found, end, buffer)
+        with _copying(device, joined) as stream:
+            buffer[lead:end].copy_(joined, non_blocking=stream is not None)
+            if stream is not None:
+                staged._copied = torch.cuda.Event()
+                staged._copied.record(stream)
+    return staged
+
+
+def to_device(
+    data: Data, layout: Layout, device: torch.device | str, lead: int = 0, align: int = ALIGNMENT
+) -> list[Tensor]:
+    """Return the parts that ``data`` holds as ``to_host`` laid them out, flat, on ``device``: in one copy.
+
+    They are writable, aligned, and share one buffer, which is not that of ``data``; on a device they are
+    ready for what the current stream does next. Errors: ``PayloadError`` where ``data`` is too short.
+
+    >>> data = to_host([torch.ones(2), torch.tensor(7)]).wait()
+    >>> to_device(data, [(torch.float32, 2), (torch.int64, 1)], "cpu")
+    [tensor([1., 1.]), tensor([7])]
+    """
+    sizes = [dtype.itemsize * n for dtype, n in layout]
+    given, end = places(sizes, lead, align)
+    raw = memoryview(data).cast("B")
+    require(len(raw) >= end, PayloadError, f"{len(raw)} bytes for parts of {end}: the rest is missing")
+    return put_together([raw[start : start + n] for start, n in given], layout, device)
+
+
+def put_together(
+    pieces: Sequence[memoryview | bytes], layout: Layout, device: torch.device | str
+) -> list[Tensor]:
+    """Return parts, each given by its bytes, on ``device``; otherwise like ``to_device``."""
+    device = torch.device(device)
+    inside, end = places([dtype.itemsize * n for dtype, n in layout])
+    host = _room(end, device)
+    room = _memory(host)
+    for piece, (start, n) in zip(pieces, inside, strict=True):
+        room[start : start + n] = piece
+    whole = host if device.type == "cpu" else _there(host, device)
+    return [whole[a : a + n].view(dtype) for (a, n), (dtype, _) in zip(inside, layout, strict=True)]
+
+
+def _there(host: Tensor, device: torch.device) -> Tensor:
+    if device.type != "cuda":
+        return host.to(device)
+    now, side = torch.cuda.current_stream(device), _stream(device)
+    with torch.cuda.stream(side):  # in memory of its own: no copy waits for what the caller computes
+        whole = host.to(device, non_blocking=True)
+    now.wait_stream(side)
+    whole.record_stream(now)
+    return whole
+
+
+def _bytes(part: Tensor) -> Tensor:
+    """Return the values of a part as uint8 [n], the same memory where they lie without gaps."""
+    flat = part.detach().contiguous().reshape(-1)
+    return flat.as_strided(flat.shape, (1,)).view(torch.uint8)  # a single value may have any stride
+
+
+def _joined(rows: list[Tensor], found: list[Place], lead: int) -> Tensor:
+    """Return the rows as one, zeros in the gaps; a row alone as it is."""
+    pieces, end, gap = [], lead, None
+    for row, (start, n) in zip(rows, found, strict=True):
+        if start > end:
+            gap = row.new_zeros(ALIGNMENT) if gap is None else gap
+            pieces.append(gap[: start - end])
+        pieces.append(row)
+        end = start + n
+    return torch.cat(pieces) if len(pieces) > 1 else pieces[0]
+
+
+def _room(n: int, device: torch.device) -> Tensor:
+    """Return memory of the host for ``n`` bytes that a copy to or from ``device`` can use."""
+    with torch.inference_mode(False):  # what is made in that mode may not be written to outside it
+        return torch.empty(n, dtype=torch.uint8, device=_CPU, pin_memory=device.type == "cuda")
+
+
+def _memory(row: Tensor) -> memoryview:
+    view: memoryview = row.numpy().data
+    return view
+
+
+def _stream(device: torch.device) -> torch.cuda.Stream:
+    streams: dict[torch.device, Any] = _own.__dict__.setdefault("streams", {})
+    if device not in streams:
+        streams[device] = torch.cuda.Stream(device)
+    found: torch.cuda.Stream = streams[device]
+    return found
+
+
+@contextmanager
+def _copying(device: torch.device, source: Tensor) -> Iterator[torch.cuda.Stream | None]:
+    """Copy on a stream of one's own once ``source`` is computed; elsewhere than on CUDA, at once."""
+    if device.type != "cuda":
+        yield None
+        return
+    side = _stream(device)
+    side.wait_stream(torch.cuda.current_stream(device))
+    with torch.cuda.stream(side):
+        yield side
+    source.record_stream(side)
