@@ -20,9 +20,10 @@ MACHINE = {
     "machine.cpu": "the processor's name",
     "machine.cores": "cores this process may use",
     "machine.memory_bytes": "the machine's memory",
-    "machine.gpus": "names of the CUDA devices that this process may use, where it uses any",
     "machine.platform": "operating system and architecture",
-    "dtype": "`fp32`, or `bf16` for autocast: what `--dtype auto` picked",
+    "devices[].device": "what a rank computed on, in rank order: `cpu`, or a card such as `cuda:0`",
+    "devices[].name": "its name; a card also has `memory_bytes`, `capability`, `cuda`, `driver`, `triton`",
+    "dtype": "`fp32`, or `bf16` or `fp16` for autocast: what `--dtype auto` picked",
     "dtype_reason": "why",
     "threads": "compute threads of a rank",
 }

@@ -10,6 +10,7 @@ import difflib
 import json
 import math
 import operator
+import re
 import tomllib
 import types
 import typing
@@ -30,6 +31,8 @@ BOUNDS = {
     "above": ("above", operator.gt),
     "below": ("below", operator.lt),
 }  # of numbers: in words, and whether a value keeps them
+DTYPES = (AUTO, "fp32", "bf16", "fp16")  # of compute; longer names mean the same
+FORM, TAKEN = r"auto|cpu|(cuda|xpu)(:\d{1,3})?|mps", "auto, cpu, cuda or one card, as in cuda:1"  # of devices
 COUNTED = 10**9  # more than any run has, and small enough for every count that is made of it
 FOREVER = 1e9  # seconds: more than anybody waits, and no more than clocks can count
 
@@ -50,6 +53,8 @@ def option(
     alike: bool | None = None,
     variable: str = "",
     old: str = "",
+    form: str = "",
+    forms: str = "",
 ) -> Any:
     """Return a field of ``Options``.
 
@@ -58,11 +63,12 @@ def option(
     ``free``: a resumed run may change it. ``alike``: all ranks must have the same; all but the free ones,
     unless told otherwise. ``variable``: the one of a rank's environment that says it, where no option does.
     ``old``: what it was called until the release before; that name still works, and the help leaves it out.
+    ``form``: the regular expression that a text matches as a whole; ``forms`` says in words what that can be.
     """
     limits = {"least": least, "above": above, "most": most, "below": below}
     about: dict[str, Any] = {"panel": panel, "help": text, "metavar": metavar, "choices": choices}
     about |= {"limits": limits, "unit": unit, "free": free, "alike": not free if alike is None else alike}
-    return field(default=default, metadata=about | {"variable": variable, "old": old})
+    return field(default=default, metadata=about | {"variable": variable, "old": old, "form": (form, forms)})
 
 
 @dataclass(frozen=True)
@@ -231,6 +237,9 @@ def _check_value(name: str, value: Any, f: dataclasses.Field[Any]) -> None:
         raise InputError(f"{name} {value!r} is unknown{hint}")
     if isinstance(value, str) and not value.strip() and f.default != "":
         raise InputError(f"{name} is empty; give a value or leave the option out")
+    form, forms = f.metadata["form"]
+    if form and not re.fullmatch(form, value):
+        raise InputError(f"{name} {value!r} is unknown; it can be {forms}")
     given = {BOUNDS[bound]: limit for bound, limit in limits.items() if limit is not None}
     for (words, fits), limit in given.items():
         if fits(value, limit):
@@ -283,6 +292,18 @@ def max_gb() -> Any:
     """Return the option of the largest state to take."""
     text = "Take no larger state, so that no stranger fills the memory."
     return option(None, "", text, metavar="GB", above=0, unit=" GB")
+
+
+def device(panel: str = "") -> Any:
+    """Return the option of what a command computes on: what ``machine.devices.choose`` takes."""
+    text = f"Where to compute: {TAKEN}; auto: a GPU where there is one. Ranks take a machine's cards in turn."
+    return option(AUTO, panel, text, metavar="DEVICE", free=True, form=FORM, forms=TAKEN)
+
+
+def compute_dtype(panel: str = "", **about: Any) -> Any:
+    """Return the option of what a command computes in: what ``machine.devices.pick_dtype`` takes."""
+    text = "What to compute in: float32, bfloat16, float16, or bf16 for short; auto: bf16 where that is fast."
+    return option(AUTO, panel, text, metavar="NAME", choices=DTYPES, **about)
 
 
 def printed(what: str, panel: str = "") -> Any:

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from run_records import metrics_of
 
+from thinwire.runs.machine import devices
 from thinwire.runs.machine import processor as machine
 from thinwire.runs.records.progress import Progress, megabytes
 from thinwire.runs.records.tensorboard import ABSENT, EventLog
@@ -90,8 +91,8 @@ def test_without_tensorboard_a_note_says_so(tmp_path: Path, monkeypatch: pytest.
 
 
 def test_the_machine():
-    assert machine.pick_dtype("bf16") == ("bf16", "as asked")
-    picked, reason = machine.pick_dtype("auto")
-    assert picked == ("bf16" if machine.bf16_native() else "fp32") and "bf16 instructions" in reason
+    assert devices.pick_dtype("bf16") == ("bf16", "as asked")
+    picked, reason = devices.pick_dtype("auto")
+    assert picked == ("bf16" if devices.bf16_native() else "fp32") and "bf16 instructions" in reason
     assert machine.cores() >= 1 and machine.cpu_model()
     assert machine.peak_rss_bytes() > 10e6

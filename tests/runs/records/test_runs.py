@@ -67,11 +67,14 @@ def test_runs_of_unlike_machines_do_not_compare(compared: Path):
     other.environment = fp32.environment | {
         "dtype": "bf16",
         "threads": 2,
-        "machine": {"cpu": "another processor", "gpus": ["one", "one"]},
+        "machine": {"cpu": "another processor"},
+        "devices": [{"name": "NVIDIA H100"}],
     }
     ours.config["dtype"], fp32.config["dtype"] = "fp32", "auto"  # of which auto made the same
-    assert set(unequal([fp32, other])) == {"dtype", "threads", "processor", "GPUs"}
+    assert set(unequal([fp32, other])) == {"dtype", "threads", "processor", "device"}
     assert not unequal([fp32, ours])
+    ours.environment = other.environment | {"devices": [{"name": "NVIDIA A100"}]}
+    assert unequal([other, ours])["device"] == ["NVIDIA A100", "NVIDIA H100"]
     ours.environment = {}  # older records say nothing
     assert not unequal([fp32, ours])
 

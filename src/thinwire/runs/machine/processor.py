@@ -7,9 +7,13 @@ import os
 import platform
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import thinwire
+from thinwire.runs.machine import devices
+
+if TYPE_CHECKING:
+    import torch
 
 PACKAGES = ("torch", "transformers", "tokenizers", "numpy", "pyzmq", "zstandard")
 TRIM_THRESHOLD, MMAP_MAX = -1, -4  # malloc.h
@@ -54,32 +58,6 @@ def memory_bytes() -> tuple[int | None, int | None]:
     return found.get("MemTotal"), found.get("MemAvailable")
 
 
-def bf16_native() -> bool:
-    """Say whether the processor multiplies bfloat16 itself: elsewhere bf16 is slower than fp32."""
-    import torch
-
-    capabilities: dict[str, object] = getattr(torch.cpu, "get_capabilities", dict)()
-    if any(capabilities.get(name) for name in ("avx512_bf16", "amx_bf16")):
-        return True
-    try:
-        return " bf16 " in Path("/proc/cpuinfo").read_text("utf-8").replace("\n", " ")  # Arm's feature flag
-    except OSError:
-        return False
-
-
-def pick_dtype(asked: str) -> tuple[str, str]:
-    """Return ``fp32`` or ``bf16`` for a ``--dtype``, and the reason in words.
-
-    >>> pick_dtype("fp32")
-    ('fp32', 'as asked')
-    """
-    if asked != "auto":
-        return asked, "as asked"
-    if bf16_native():
-        return "bf16", "the processor has bf16 instructions"
-    return "fp32", "the processor has no bf16 instructions"
-
-
 def versions() -> dict[str, str | None]:
     """Return the versions of thinwire, Python and the packages a result depends on; ``None`` if absent."""
     import importlib.metadata  # here: it takes a sixth of the time of --help
@@ -117,26 +95,18 @@ def resident_peak(pid: int) -> int:
     return 0
 
 
-def gpus() -> list[str]:
-    """Return the names of the CUDA devices that this process may use, where it uses any."""
-    torch: Any = sys.modules.get("torch")
-    if torch is None or not torch.cuda.is_initialized():  # asking would take memory of each
-        return []
-    return [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())]
-
-
-def environment(asked_dtype: str, threads: int) -> dict[str, Any]:
-    """Return the record's ``environment``: versions, machine, the dtype picked and the threads of a rank."""
-    dtype, reason = pick_dtype(asked_dtype)
+def environment(asked_dtype: str, threads: int, device: torch.device | None = None) -> dict[str, Any]:
+    """Return the record's ``environment``: versions, machine, device, the dtype picked, threads of a rank."""
+    dtype, reason = devices.pick_dtype(asked_dtype, device)
     return {
         "versions": versions(),
         "machine": {
             "cpu": cpu_model(),
             "cores": cores(),
             "memory_bytes": memory_bytes()[0],
-            "gpus": gpus(),
             "platform": f"{platform.system()} {platform.machine()}",
         },
+        "devices": [devices.facts(device or devices.choose(devices.CPU))],
         "dtype": dtype,
         "dtype_reason": reason,
         "threads": threads,

@@ -6,10 +6,10 @@ import dataclasses
 from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import nn
 
 from thinwire.runs.data.fashion import CLASSES, SIDE
+from thinwire.seeding import seeded
 
 CNN = "cnn-fashion"
 
@@ -35,8 +35,7 @@ def build_cnn(config: CnnConfig, seed: int = 0) -> nn.Sequential:
     417482
     """
     first, second = config.channels
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         return nn.Sequential(
             *_convolution(1, first, config.kernel),
             *_convolution(first, second, config.kernel),

@@ -18,6 +18,7 @@ from thinwire.runs.models.families import family_of, meta_model
 from thinwire.runs.models.lora import add_adapters
 from thinwire.runs.models.split import probe
 from thinwire.runs.models.stage import ModelStage
+from thinwire.seeding import seeded
 from thinwire.types import InputError, require
 
 LEAST, SPAN = 3, 0.5  # times, and seconds: how often a piece of work is timed
@@ -80,14 +81,14 @@ def measured_costs(
     kinds = getattr(config, "layer_types", None) or [""] * config.num_hidden_layers
     layers = list(zip(kinds, counted_costs(config).layers, strict=True))
     first = {kind: layers.index(kind) for kind in layers}
-    with torch.random.fork_rng(devices=[]):
+    with seeded():
         each = {kind: seconds(range(i, i + 1), last=False) for kind, i in first.items()}
         return LayerCosts(tuple(each[kind] for kind in layers), seconds(range(0), last=True))
 
 
 def embedding_seconds(config: Any, batch: int, seq: int, *, bf16: bool = False) -> float:
     """Time forward and backward of the trained embedding: its gradient is as large as its whole matrix."""
-    with torch.random.fork_rng(devices=[]):
+    with seeded():
         ids = torch.randint(config.vocab_size, (batch, seq))
         return _time(probe(config, range(0), last=False, first=True), ids, bf16)
 

@@ -5,11 +5,11 @@ from __future__ import annotations
 import importlib.util
 from typing import Any
 
-import torch
 from torch import Tensor, nn
 
 from thinwire.runs.models.stage import ModelStage
-from thinwire.runs.models.weight_loading import seeded
+from thinwire.runs.models.weight_loading import seed_of
+from thinwire.seeding import seeded
 from thinwire.types import MissingExtra
 
 ADAPTER = "default"  # peft's name for the only one
@@ -58,10 +58,10 @@ def add_adapters(stage: ModelStage, rank: int, seed: int, dropout: float = 0.0) 
     from peft import inject_adapter_in_model
 
     config = adapter_config(stage.family.layers_of(stage.model), stage.model.config, rank, dropout)
-    with torch.random.fork_rng(devices=[]):
+    with seeded():
         inject_adapter_in_model(config, stage.model)
     for name, layer in _adapted(stage).items():
-        with seeded(seed, f"adapter {stage.original_name(name)}"):
+        with seeded(seed_of(seed, f"adapter {stage.original_name(name)}")):
             layer.reset_lora_parameters(ADAPTER, init_lora_weights=True)
 
 

@@ -12,7 +12,8 @@ from torch import Tensor
 
 from thinwire.runs.models.families import family_of, meta_model, whole_model
 from thinwire.runs.models.stage import cut_out, finished
-from thinwire.runs.models.weight_loading import seeded
+from thinwire.runs.models.weight_loading import seed_of
+from thinwire.seeding import seeded
 from thinwire.types import InputError, require
 
 LAYERS, HEADS, INNER, VOCAB, WINDOW = 8, 2, 16, 64, 4  # of the copy, at most
@@ -30,7 +31,7 @@ def check_split(config: Any) -> None:
     family = family_of(config)
     wrong = f"models of type {family.name!r} cannot be split"
     try:
-        with warnings.catch_warnings(), seeded(0, "trial"):
+        with warnings.catch_warnings(), seeded(seed_of(0, "trial")):
             warnings.simplefilter("ignore")
             why = _difference(small(config))
     except InputError:

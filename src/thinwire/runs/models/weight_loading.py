@@ -5,8 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +15,7 @@ from torch import Tensor, nn
 from thinwire.files.checkpoint import SINGLE, weight_map
 from thinwire.files.lfs import check_fetched
 from thinwire.runs.models.families import Conversion
+from thinwire.seeding import seeded
 from thinwire.state.binding import WRAPPED
 from thinwire.types import InputError, MissingExtra, require
 
@@ -193,14 +193,11 @@ def initialise(model: Any, module: nn.Module, seed: int, part: str) -> None:
     stage it is in; the caller's random state is left as it was.
     """
     module.to_empty(device="cpu")
-    with seeded(seed, part), torch.no_grad():
+    with seeded(seed_of(seed, part)), torch.no_grad():
         module.apply(model._init_weights)
 
 
-@contextmanager
-def seeded(seed: int, part: str) -> Iterator[None]:
-    """Let random numbers depend on ``seed`` and the name of the ``part`` alone, and nothing later on them."""
+def seed_of(seed: int, part: str) -> int:
+    """Return a seed that depends on another one and on the name of the ``part`` alone."""
     digest = hashlib.sha256(f"{seed}/{part}".encode()).digest()
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(int.from_bytes(digest[:8], "big") >> 1)
-        yield
+    return int.from_bytes(digest[:8], "big") >> 1

@@ -77,10 +77,12 @@ def _outcome(program: str, config: str) -> tuple[str, str, int]:
 
 def _run(program: str, config: str) -> tuple[str, str, int]:
     from thinwire import types
+    from thinwire.runs.machine.devices import told
     from thinwire.types import ThinwireError
 
     try:
-        pkgutil.resolve_name(program)(pkgutil.resolve_name(config).from_json(os.environ[CONFIG]))
+        with told():
+            pkgutil.resolve_name(program)(pkgutil.resolve_name(config).from_json(os.environ[CONFIG]))
     except ThinwireError as e:
         kind = next(c for c in type(e).__mro__ if hasattr(types, c.__name__))  # that the starter knows too
         return kind.__name__, str(e), e.exit_code

@@ -142,7 +142,7 @@ class RunRecord:
     KEYS: ClassVar[dict[str, str]] = {}  # what a kind has in the envelope's objects, and what it means
     # Options that change no figure; in any other one, runs that compare with each other are the same.
     FREE: ClassVar[frozenset[str]] = frozenset(
-        {"recipe", "out", "host", "port", "advertise", "token_file", "deadline", "quiet", "json"}
+        {"recipe", "out", "host", "port", "advertise", "token_file", "deadline", "quiet", "json", "device"}
     )
 
     recipe: RecipeText = about("what was sent, and how")
@@ -225,14 +225,15 @@ class RunRecord:
     def conditions(self) -> dict[str, str]:
         """Return what must be the same in runs whose figures compare, by name, in words.
 
-        Precision and threads count as the machine had them, whatever was asked for; and so do its processor
-        and its GPUs.
+        Precision, threads and devices count as the machine had them, whatever was asked for; and so does its
+        processor.
         """
         there = self.environment
         had = {key: there.get(key) for key in ("dtype", "threads")}
         machine = there.get("machine") or {}
-        gpus = machine.get("gpus")  # older records say nothing
-        had |= {"processor": machine.get("cpu"), "GPUs": gpus if gpus is None else ", ".join(gpus) or "none"}
+        names = [d.get("name") for d in there.get("devices") or ([{"name": "cpu"}] if machine else [])]
+        computed = ", ".join(dict.fromkeys(map(str, names)))  # older records do not say: all were on the CPU
+        had |= {"processor": machine.get("cpu"), "device": computed or None}
         asked = {key: str(value) for key, value in self.config.items() if key not in self.FREE}
         return asked | {key: str(value) for key, value in had.items() if value is not None}
 

@@ -14,6 +14,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from thinwire.runs.machine.devices import told
 from thinwire.runs.machine.files import file_trouble
 from thinwire.runs.machine.standard_streams import accept_all
 from thinwire.types import InputError, ThinwireError
@@ -73,7 +74,8 @@ def _empty(param: Any) -> str:
 def guarded(call: Callable[[], Any]) -> int:
     """Run ``call`` and return the exit code; unexpected errors pass through with their traceback."""
     try:
-        result = call()
+        with told():
+            result = call()
     except ThinwireError as e:
         return _say(str(e), e.exit_code)
     except UsageError as e:

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import hashlib
 import struct
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import torch
 from torch import Tensor, nn
 
+from thinwire.seeding import seeded
 from thinwire.types import DesyncError
 from thinwire.uses.federated.local_training import Data, LocalSGD, Loss, check_finite, classification
 from thinwire.uses.federated.model_copy import ModelCopy
@@ -110,26 +109,12 @@ class Client:
         batches = self.data.batches(version.steps, torch.Generator().manual_seed(seed))
         self._parameters.write(start)
         stood = self._parameters.stands()
-        with _seeded(seed):
+        with seeded(seed):
             self._local.run(self._model, self._loss, batches, version.rate, who)
         self._parameters.check_kept(stood)
         change = start - self._parameters.read()
         check_finite(float(change.sum()), who, version.steps, version.rate)
         return change
-
-
-@contextmanager
-def _seeded(seed: int) -> Iterator[None]:
-    """Let what is random on the CPU come from ``seed`` in the block.
-
-    ``torch.manual_seed`` also formats the stack, once for each kind of accelerator: a millisecond a turn.
-    """
-    before = torch.get_rng_state()
-    torch.default_generator.manual_seed(seed)
-    try:
-        yield
-    finally:
-        torch.set_rng_state(before)
 
 
 def _seed(*numbers: int) -> int:

@@ -15,6 +15,7 @@ from thinwire.codecs.kernels import kernel_calls as codec_passes
 from thinwire.codecs.zstd import literals
 from thinwire.links.tcp import congestion
 from thinwire.runs.emulator.availability import why_not
+from thinwire.runs.machine import devices
 from thinwire.runs.machine import processor as machine
 from thinwire.runs.machine.cache import cache_folder
 from thinwire.runs.machine.network import restarts, tcp_settings
@@ -83,7 +84,7 @@ def _torch() -> Check:
 
 
 def _processor() -> Check:
-    dtype, reason = machine.pick_dtype("auto")
+    dtype, reason = devices.pick_dtype("auto")
     return Check(
         "processor", OK, f"{machine.cpu_model()}, {machine.cores()} cores; {dtype} by default: {reason}"
     )

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from thinwire.seeding import seeded
 from thinwire.types import InputError, require
 from thinwire.uses.federated.parameters import Parameters
 
@@ -33,8 +34,7 @@ def build_model(name: str, shape: Sequence[int], classes: int, seed: int = 0) ->
     >>> sum(p.numel() for p in build_model("cnn", (1, 28, 28), 10).parameters())
     46730
     """
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         if name == LOGISTIC:
             return nn.Sequential(nn.Flatten(), nn.Linear(math.prod(shape), classes))
         if name == CNN:

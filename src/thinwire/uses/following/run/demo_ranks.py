@@ -23,6 +23,7 @@ from thinwire.runs.models.model_source import ModelSource, resolve_model
 from thinwire.runs.models.tokenizer import tokenise
 from thinwire.runs.ranks.rank_main import await_order, next_order, say
 from thinwire.runs.ranks.rendezvous import rank_and_world
+from thinwire.seeding import seeded
 from thinwire.types import InputError, require
 from thinwire.uses.following.push.follower import Follower
 from thinwire.uses.following.push.publisher import Publisher
@@ -201,8 +202,7 @@ def write_on(model: Any, tokenizer: Any, prompt: str, tokens: int) -> str:
     Drawn, since the likeliest tokens of a model hardly change over some steps of training.
     """
     ids = torch.tensor([tokenizer.encode(prompt, add_special_tokens=False)])
-    with torch.no_grad(), torch.random.fork_rng(devices=[]):
-        torch.manual_seed(SEED)
+    with torch.no_grad(), seeded(SEED):
         out = model.generate(
             ids,
             attention_mask=torch.ones_like(ids),

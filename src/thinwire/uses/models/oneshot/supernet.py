@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
+from thinwire.seeding import seeded
 from thinwire.types import InputError, require
 from thinwire.uses.models.oneshot.quantiser import (
     EDGES,
@@ -80,8 +81,7 @@ class Supernet(nn.Module):
     def __init__(self, shape: Shape, seed: int) -> None:
         super().__init__()
         self.shape = shape
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(seed)
+        with seeded(seed):
             first = shape.channels[0]
             self.stem = SharedConv((shape.images, first), 3, shape.stride, (EDGES,), signed=True)
             strides = (1, *(2 for _ in shape.channels[1:]))

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors.torch import load_file
 
+from thinwire.seeding import seeded
 from thinwire.types import InputError, require
 from thinwire.uses.pictures.diffusers_names.tested_version import version
 from thinwire.uses.pictures.run.sheets import CHANNELS, WORDS
@@ -35,8 +35,7 @@ def build(seed: int, **changes: Any) -> nn.Module:
     version()
     from diffusers import FluxTransformer2DModel
 
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         model: Any = FluxTransformer2DModel(**CONFIG | changes)
     made: nn.Module = model.eval()
     return made

@@ -10,6 +10,7 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
+from thinwire.seeding import seeded
 from thinwire.types import InputError, require
 from thinwire.uses.pictures.run import flux_fashion
 
@@ -31,8 +32,7 @@ def build(seed: int, experts: int = EXPERTS, chosen: int = CHOSEN, **changes: An
     """
     model: Any = flux_fashion.build(seed, **changes)
     hidream: Any = import_module("diffusers.models.transformers.transformer_hidream_image")
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(seed)
+    with seeded(seed):
         for block in model.transformer_blocks:
             width = block.ff.net[-1].out_features
             block.ff = hidream.MOEFeedForwardSwiGLU(width, HIDDEN, experts, chosen)

@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from thinwire.choosing.policy import gaussian_bits
-from thinwire.runs.machine.processor import keep_freed, pick_dtype, pick_threads
+from thinwire.runs.machine.devices import pick_dtype
+from thinwire.runs.machine.processor import keep_freed, pick_threads
 from thinwire.runs.models.cuts import (
     counted_costs,
     embedding_numel,

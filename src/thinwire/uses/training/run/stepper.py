@@ -19,7 +19,7 @@ from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, ScheduleIn
 
 from thinwire.channels.disk import open_store
 from thinwire.runs.data.task import BatchLoss, learnt
-from thinwire.runs.machine.processor import pick_dtype
+from thinwire.runs.machine.devices import pick_dtype
 from thinwire.runs.models.cnn import CNN, build_cnn
 from thinwire.runs.models.dropout import seed_dropout
 from thinwire.runs.models.lora import add_adapters

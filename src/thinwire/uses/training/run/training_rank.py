@@ -16,7 +16,8 @@ import torch
 from torch import Tensor
 
 from thinwire.runs.emulator.shaping_control import lifted, rewind
-from thinwire.runs.machine.processor import keep_freed, pick_dtype, pick_threads
+from thinwire.runs.machine.devices import pick_dtype
+from thinwire.runs.machine.processor import keep_freed, pick_threads
 from thinwire.runs.models.cuts import LayerCosts, cut_for, measured_costs, ranges, stage_costs
 from thinwire.runs.ranks.joining import check_options
 from thinwire.runs.ranks.telemetry import Telemetry

@@ -14,6 +14,7 @@ from torch import Tensor
 from thinwire.channels import wire
 from thinwire.channels.channel import Receiver, Scheme, Sender
 from thinwire.runs.data.task import Task, next_token_loss
+from thinwire.seeding import seeded
 from thinwire.uses.training.pipeline.choosing.replay import operations
 from thinwire.uses.training.pipeline.recipes import PipelineRecipe
 from thinwire.uses.training.run.options import TrainConfig
@@ -35,7 +36,7 @@ def warm_up(
     that has a state already, of a run resumed, is left alone.
     ``working`` is called after each micro-batch, which others may be waiting behind.
     """
-    with torch.random.fork_rng(devices=[]):
+    with seeded():
         if not optimiser.state:
             _touch(optimiser)
         _pass(parts, config, task, working)  # after what stays, so that its memory is what the steps find
