@@ -1,0 +1,111 @@
+"""What is found out about values on a device, and acted on later: so that coding them waits for nothing.
+
+A codec that finds a NaN says so by ``refuse``. Its finding is a tensor, and to read one makes the program
+wait until the device has done all that was queued before. So inside ``deferred()`` the findings about a
+device are collected, and cross to the host with the message they are about, in its one copy. Elsewhere, and
+about tensors of the CPU, ``refuse`` raises at once. What comes of a refused value must not matter: whoever
+collects asks before anything is used.
+
+``shortened`` is the same for a part of a payload whose length is found out on the device.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+
+from torch import Tensor
+
+from thinwire import staging
+
+_active = threading.local()
+Refusal = Callable[[], Exception]
+
+
+class Verdicts:
+    """Findings that were not asked for yet. ``undo`` is called before the error of one is raised."""
+
+    def __init__(self) -> None:
+        self.undo: Callable[[], object] | None = None
+        self._found: list[tuple[Tensor, Refusal]] = []
+        self._lengths: dict[int, tuple[Tensor, Tensor]] = {}  # by the part's identity: the part, its length
+
+    def tensors(self) -> list[Tensor]:
+        """Return all findings, to be copied to the host with a message: one value each."""
+        return [found for found, _ in self._found] + [n for _, n in self._lengths.values()]
+
+    def settle(self, read: Sequence[Tensor] | None = None) -> dict[int, int]:
+        """Raise the first error there is; else return the lengths of parts, by their identity.
+
+        ``read``: what ``tensors`` returned, on the host; by default they are copied now, and waited for.
+        """
+        if read is None:
+            read = staging.to_host(self.tensors()).tensors()
+        values = [t.item() for t in read]
+        for wrong, (_, error) in zip(values, self._found, strict=False):
+            if wrong:
+                if self.undo is not None:
+                    self.undo()
+                raise error()
+        lengths = values[len(self._found) :]
+        return {key: int(n) for key, n in zip(self._lengths, lengths, strict=True)}
+
+    def __bool__(self) -> bool:
+        return bool(self._found or self._lengths)
+
+    def _add(self, wrong: Tensor, error: Refusal) -> None:
+        self._found.append((wrong.detach().reshape(()), error))
+
+    def _shorten(self, part: Tensor, count: Tensor) -> None:
+        self._lengths[id(part)] = part, count.detach().reshape(())
+
+
+@contextmanager
+def deferred() -> Iterator[Verdicts]:
+    """Collect what is found about tensors of a device by this thread, until the end of the block.
+
+    Whoever collects calls ``settle`` in the end, and uses no result before. The innermost block collects.
+
+    >>> import torch
+    >>> with deferred() as found:
+    ...     refuse(torch.tensor(False), lambda: ValueError("no"))
+    >>> bool(found)  # about the CPU, refuse asks at once
+    False
+    """
+    outer = getattr(_active, "verdicts", None)
+    _active.verdicts = found = Verdicts()
+    try:
+        yield found
+    finally:
+        _active.verdicts = outer
+
+
+def collecting(x: Tensor) -> Verdicts | None:
+    """Return what collects findings about ``x``; None where they are asked for at once."""
+    return None if x.device.type == "cpu" else getattr(_active, "verdicts", None)
+
+
+def refuse(wrong: Tensor, error: Refusal) -> None:
+    """Raise ``error()`` if ``wrong``, one value, is true: now, or when whoever collects asks.
+
+    ``error`` may not read the device: it is called long after.
+    """
+    found = collecting(wrong)
+    if found is not None:
+        found._add(wrong, error)
+    elif bool(wrong):
+        raise error()
+
+
+def shortened(part: Tensor, count: Tensor) -> Tensor:
+    """Return the first ``count`` (one number, on the device) values of ``part``, flat.
+
+    Where findings are collected this is ``part`` itself, and whoever packs the payload takes off the rest; so
+    a codec around this one passes the very tensor on, or asks for its length itself.
+    """
+    found = collecting(count)
+    if found is None:
+        return part[: int(count)]
+    found._shorten(part, count)
+    return part
