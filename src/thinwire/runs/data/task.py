@@ -121,18 +121,22 @@ class BatchLoss:
     """
 
     def __init__(self, accuracy: bool = False) -> None:
-        self.right = 0  # targets of the batch with the largest logit; counted where ``accuracy`` is asked for
+        # Targets of the batch with the largest logit, counted where ``accuracy`` is asked for, on the device.
+        self.right: int | Tensor = 0
+        self.scale = 1.0
         self._accuracy = accuracy
         self._usual = 0.0  # targets in a micro-batch, on average
 
-    def begin(self, targets: Tensor, microbatches: int) -> None:
-        """Name the targets [B, L] of the coming batch."""
-        self.right, self._usual = 0, learnt(targets) / microbatches
+    def begin(self, targets: Tensor, microbatches: int, scale: float = 1.0) -> None:
+        """Name the targets [B, L] of the coming batch, and what its losses are multiplied by."""
+        self.right, self._usual, self.scale = 0, learnt(targets) / microbatches, scale
 
     def __call__(self, logits: Tensor, targets: Tensor) -> Tensor:
         if self._accuracy:
-            self.right += int((logits.argmax(-1) == targets).sum())
-        return next_token_loss(logits, targets) * (learnt(targets) / self._usual)
+            self.right = self.right + (logits.argmax(-1) == targets).sum()
+        count = (targets != UNLEARNT).sum()  # a card keeps it: to read it here would be to wait
+        share = (int(count) if count.device.type == "cpu" else count.float()) / self._usual
+        return next_token_loss(logits, targets) * (share * self.scale)
 
 
 def learnt(targets: Tensor) -> int:

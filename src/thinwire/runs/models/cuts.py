@@ -14,6 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.runs.data.task import next_token_loss
+from thinwire.runs.machine.compute import ON_CPU, Compute
 from thinwire.runs.models.families import family_of, meta_model
 from thinwire.runs.models.lora import add_adapters
 from thinwire.runs.models.split import probe
@@ -60,21 +61,21 @@ def measured_costs(
     seq: int,
     *,
     lora: int = 0,
-    bf16: bool = False,
+    compute: Compute = ON_CPU,
     working: Callable[[], None] = lambda: None,
 ) -> LayerCosts:
     """Time forward and backward of each kind of layer and of the head on this machine, in seconds.
 
-    For a micro-batch [``batch``, ``seq``], as it will be trained: with adapters of rank ``lora``, in bf16
-    autocast or not. Two ranks measure two different things: measure on each, and agree on one cut.
-    ``working`` is called after each piece, which others may be waiting behind.
+    For a micro-batch [``batch``, ``seq``], as it will be trained: with adapters of rank ``lora``, on the
+    device and in the dtype of ``compute``. Two ranks measure two different things: measure on each, and agree
+    on one cut. ``working`` is called after each piece, which others may be waiting behind.
     """
 
     def seconds(layers: range, last: bool) -> float:
         stage = probe(config, layers, last).requires_grad_(not lora)
         if lora and layers:
             add_adapters(stage, lora, seed=0)
-        found = _time(stage, torch.randn(batch, seq, config.hidden_size), bf16)
+        found = _time(stage, torch.randn(batch, seq, config.hidden_size), compute)
         working()
         return found
 
@@ -86,31 +87,34 @@ def measured_costs(
         return LayerCosts(tuple(each[kind] for kind in layers), seconds(range(0), last=True))
 
 
-def embedding_seconds(config: Any, batch: int, seq: int, *, bf16: bool = False) -> float:
+def embedding_seconds(config: Any, batch: int, seq: int, compute: Compute = ON_CPU) -> float:
     """Time forward and backward of the trained embedding: its gradient is as large as its whole matrix."""
     with seeded():
         ids = torch.randint(config.vocab_size, (batch, seq))
-        return _time(probe(config, range(0), last=False, first=True), ids, bf16)
+        return _time(probe(config, range(0), last=False, first=True), ids, compute)
 
 
-def _time(stage: ModelStage, x: Tensor, bf16: bool) -> float:
-    target = torch.zeros(x.shape[:2], dtype=torch.int64)
+def _time(stage: ModelStage, x: Tensor, compute: Compute) -> float:
+    stage, x = stage.to(compute.device), x.to(compute.device)
+    target = torch.zeros(x.shape[:2], dtype=torch.int64, device=compute.device)
 
     def both() -> None:
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=bf16):
+        with compute.autocast():
             y = stage(x.clone().requires_grad_(x.is_floating_point()))
         (next_token_loss(y, target) if stage.last else y.sum()).backward()
 
-    return median_seconds(both)
+    return median_seconds(both, compute)
 
 
-def median_seconds(work: Callable[[], None]) -> float:
+def median_seconds(work: Callable[[], None], compute: Compute = ON_CPU) -> float:
     """Return what ``work`` takes, repeated for ``SPAN``: the median, since a run is no best case either."""
     work()  # warms up
+    compute.wait()
     found: list[float] = []
     while len(found) < LEAST or sum(found) < SPAN:
         start = time.perf_counter()
         work()
+        compute.wait()
         found.append(time.perf_counter() - start)
     return median(found)
 

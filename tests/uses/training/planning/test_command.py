@@ -14,6 +14,7 @@ from commanded import invoke
 from machine_files import ATTIC, LINK, everywhere, written
 from texts import write_text
 
+from thinwire.runs.machine.compute import Compute
 from thinwire.runs.models import cuts as cuts_module
 from thinwire.uses.training.pipeline.choosing.pipeline_plan import Way
 from thinwire.uses.training.planning import planner
@@ -110,9 +111,9 @@ def test_a_machine_is_measured_as_a_rank_of_the_job_runs(monkeypatch: pytest.Mon
     threads, before = [], torch.get_num_threads()
     timed = cuts_module.median_seconds
 
-    def watched(work: Callable[[], None]) -> float:
+    def watched(work: Callable[[], None], compute: Compute) -> float:
         threads.append(torch.get_num_threads())
-        return timed(work)
+        return timed(work, compute)
 
     monkeypatch.setattr(cuts_module, "SPAN", 0.0)
     monkeypatch.setattr(cuts_module, "median_seconds", watched)

@@ -26,7 +26,7 @@ DEMO: dict[str, Any] = {
     "eval_samples": 8,
     "out": "runs/demo",
 }
-SHOWN = ("model", "data", "link", "steps", "epochs", "seed", "out", "json", "quiet")
+SHOWN = ("model", "data", "link", "steps", "epochs", "seed", "device", "dtype", "out", "json", "quiet")
 HELPS = {
     "out": "Folder of the three runs and of their report; those there are replaced.",
     "link": "Rate per direction and one-way delay, as in 10mbit,30ms[,jitter=2ms][,loss=0.1%].",

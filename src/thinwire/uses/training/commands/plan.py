@@ -40,6 +40,7 @@ USED = (
     "schedule",
     "dtype",
     "lora",
+    "device",
     "threads",
 )
 TRIED = ("1f1b", "eager1f1b", "gpipe")  # the least memory first
@@ -225,11 +226,13 @@ def start_lines(proposal: Proposal, config: TrainConfig, file: MachinesFile) -> 
     start = ["torchrun", "--nnodes", str(n), "--nproc-per-node", "1", "--master-addr", first]
     start += ["--master-port", "29500"]
     train = ["-m", "thinwire", "train", *words]
+    on = {m.name: m.measured.device if m.measured else config.device for m in file.machines}
     threads = {m.name: m.measured.threads if m.measured else config.threads for m in file.machines}
 
     def own(name: str) -> list[str]:
         host = ["--host", addresses[name]]
-        return ["--threads", str(threads[name]), *host] if threads[name] else host
+        more = ["--device", on[name]] if on[name] not in ("cpu", "auto") else []  # auto takes a card there is
+        return [*(["--threads", str(threads[name])] if threads[name] else []), *more, *host]
 
     return [
         shlex.join([*start, "--node-rank", str(k), *train, *own(name)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import difflib
 import math
+import re
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, fields
@@ -12,12 +13,13 @@ from typing import Any
 
 from thinwire.links.profile import plain_shape
 from thinwire.links.shape import MTU, SEGMENT
+from thinwire.runs.options import FORM, TAKEN
 from thinwire.types import InputError, require
 from thinwire.uses.training.pipeline.choosing.pipeline_plan import Way, Ways
 
 EXAMPLE = "see docs/planning.md for an example"
 LEAST, MOST = 1e-12, 1e12  # of a number: seconds, tokens or speeds beyond it are no machine's
-OPTIONAL = ("embed", "lora", "threads")  # of what was measured: zero where it is not given
+OPTIONAL = ("embed", "lora", "threads", "device")  # of what was measured: 0, or cpu, if not given
 
 
 @dataclass(frozen=True)
@@ -32,6 +34,7 @@ class MachineSpeed:
     embed: float = 0.0  # forward and backward of the embedding, which adapters leave frozen
     lora: int = 0  # the adapters' rank
     threads: int = 0  # compute threads; 0: one for each core
+    device: str = "cpu"  # what it was measured on; cuda: one card
 
     def toml(self, name: str) -> str:
         """Return it as the entry of a machine.
@@ -49,7 +52,7 @@ class MachineSpeed:
         return "[[machine]]\n" + "\n".join(
             f'{k} = "{v}"' if isinstance(v, str) else f"{k} = {v:.6g}"
             for k, v in values.items()
-            if v or k not in OPTIONAL
+            if k not in OPTIONAL or v not in (0, "cpu")
         )
 
 
@@ -167,10 +170,16 @@ def _machine(values: Mapping[str, Any], where: str) -> MachineEntry:
     require(
         bool(embed or lora), InputError, f"{where} says nothing of its embedding, embed; measure it again"
     )
-    model = _text(values, "model", where)
-    return MachineEntry(
-        name, None, MachineSpeed(model, tokens, layer, head, update, embed, lora, threads), address
-    )
+    model, device = _text(values, "model", where), _device(values, where)
+    measured = MachineSpeed(model, tokens, layer, head, update, embed, lora, threads, device)
+    return MachineEntry(name, None, measured, address)
+
+
+def _device(values: Mapping[str, Any], where: str) -> str:
+    text = _text(values, "device", where) if "device" in values else "cpu"
+    good = re.fullmatch(FORM, text)
+    require(good is not None, InputError, f"{where} has device = {text!r}; it can be {TAKEN}")
+    return text
 
 
 def _link(values: Mapping[str, Any], names: Sequence[str], where: str) -> tuple[str, str, Way]:

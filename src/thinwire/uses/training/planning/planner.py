@@ -10,7 +10,8 @@ from typing import Any
 import torch
 
 from thinwire.choosing.policy import gaussian_bits
-from thinwire.runs.machine.devices import pick_dtype
+from thinwire.runs.machine import devices
+from thinwire.runs.machine.compute import Compute
 from thinwire.runs.machine.processor import keep_freed, pick_threads
 from thinwire.runs.models.cuts import (
     counted_costs,
@@ -138,17 +139,18 @@ def option(recipe: PipelineRecipe) -> Option:
 def measure(job: TrainConfig, config: Any) -> MachineSpeed:
     """Time a micro-batch of ``job`` through layer, head and embedding, and a layer's optimiser step.
 
-    On the threads, in the precision and with the adapters that ``job`` would train with; medians.
+    On the device and threads, in the precision and with the adapters that ``job`` would train with; medians.
     ``config``: the model's own. Adapters leave the embedding frozen, which makes it free.
     """
     keep_freed()
-    rows, bf16 = job.batch // job.microbatches, pick_dtype(job.dtype)[0] == "bf16"
+    rows, compute = job.batch // job.microbatches, Compute.of(devices.own(job.device), job.dtype)
     with _threads(pick_threads(job)):
-        costs = measured_costs(config, rows, job.seq, lora=job.lora, bf16=bf16)
-        embed = 0.0 if job.lora else embedding_seconds(config, rows, job.seq, bf16=bf16)
-        update = _update_seconds(config, job.lora)
+        costs = measured_costs(config, rows, job.seq, lora=job.lora, compute=compute)
+        embed = 0.0 if job.lora else embedding_seconds(config, rows, job.seq, compute)
+        update = _update_seconds(config, job.lora, compute)
     tokens = rows * job.seq
-    return MachineSpeed(job.model, tokens, costs.layers[0], costs.head, update, embed, job.lora, job.threads)
+    layer, device = costs.layers[0], compute.device.type
+    return MachineSpeed(job.model, tokens, layer, costs.head, update, embed, job.lora, job.threads, device)
 
 
 @contextlib.contextmanager
@@ -161,14 +163,14 @@ def _threads(n: int) -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def _update_seconds(config: Any, lora: int) -> float:
+def _update_seconds(config: Any, lora: int, compute: Compute) -> float:
     """Return the seconds of AdamW and of clipping to a norm over what is trained of one layer."""
     from thinwire.runs.models.split import probe
 
     stage = probe(config, range(1), last=False)
     if lora:
         add_adapters(stage, lora, seed=0)
-    parameters = [p for p in stage.parameters() if p.requires_grad]
+    parameters = [p for p in stage.to(compute.device).parameters() if p.requires_grad]
     grads = [torch.zeros_like(p) for p in parameters]
     optimiser = torch.optim.AdamW(parameters, fused=True)
     for p, g in zip(parameters, grads, strict=True):
@@ -179,4 +181,4 @@ def _update_seconds(config: Any, lora: int) -> float:
         torch._foreach_mul_(grads, 1.0)
         optimiser.step()
 
-    return median_seconds(update)
+    return median_seconds(update, compute)

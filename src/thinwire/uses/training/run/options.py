@@ -11,8 +11,9 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
+from thinwire.runs import options as shared
 from thinwire.runs.options import COUNTED, flag, option
-from thinwire.runs.ranks.run_config import JOB, OUTPUT, RunConfig
+from thinwire.runs.ranks.run_config import JOB, MACHINES, OUTPUT, RunConfig
 from thinwire.types import InputError
 from thinwire.uses.training.run.learning_rates import SAFE_RATES, learning_rate
 
@@ -208,13 +209,8 @@ class TrainConfig(RunConfig):
         least=0,
         below=1,
     )
-    dtype: str = option(
-        "auto",
-        OPTIMISATION,
-        "auto (bf16 autocast where the processor has it), fp32 or bf16.",
-        metavar="NAME",
-        choices=("auto", "fp32", "bf16"),
-    )
+    dtype: str = shared.compute_dtype(OPTIMISATION)
+    device: str = shared.device(MACHINES)
 
     eval_samples: int = option(
         16,

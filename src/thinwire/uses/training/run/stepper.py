@@ -19,7 +19,8 @@ from torch.distributed.pipelining import Schedule1F1B, ScheduleGPipe, ScheduleIn
 
 from thinwire.channels.disk import open_store
 from thinwire.runs.data.task import BatchLoss, learnt
-from thinwire.runs.machine.devices import pick_dtype
+from thinwire.runs.machine.compute import Compute
+from thinwire.runs.machine.devices import check_room
 from thinwire.runs.models.cnn import CNN, build_cnn
 from thinwire.runs.models.dropout import seed_dropout
 from thinwire.runs.models.lora import add_adapters
@@ -81,6 +82,7 @@ class Stepper:
             self.stages[0].begin(ids[own], self.config.microbatches, upcoming[self._share(len(upcoming))])
         loss = self._through(self.schedule.step, block[own], block)
         start, self._waited = time.perf_counter(), 0.0
+        self._unscale(self.job.compute.loss_scale)
         self._set_lr(step)
         if self.synchroniser is None:
             self._update(step)
@@ -138,7 +140,7 @@ class Stepper:
             loss = self._through(self.schedule.eval, block)
             if loss is not None:
                 n = learnt(self.job.task.targets(block))
-                total, count, right = total + loss * n, count + n, right + self.loss.right
+                total, count, right = total + loss * n, count + n, right + int(self.loss.right)
         return total, count, right
 
     def _through(self, run: Any, block: Tensor, batch: Tensor | None = None) -> float | None:
@@ -149,16 +151,24 @@ class Stepper:
         The logits are nobody's to see: all micro-batches' together would be the largest tensors of a step.
         """
         losses: list[Tensor] = []
-        task = self.job.task
-        given = (task.inputs(block),) if self.pipeline.rank == 0 else ()
+        task, device = self.job.task, self.job.compute.device
+        given = (task.inputs(block).to(device),) if self.pipeline.rank == 0 else ()
         if self.pipeline.rank == self.pipeline.size - 1:
             wanted = task.targets(block)
             whole, parts = (wanted, 1) if batch is None else (task.targets(batch), self.world.replicas)
-            self.loss.begin(whole, parts * self.config.microbatches)
-            run(*given, target=wanted, losses=losses, return_outputs=False)
+            scale = 1.0 if batch is None else self.job.compute.loss_scale
+            self.loss.begin(whole, parts * self.config.microbatches, scale)
+            run(*given, target=wanted.to(device), losses=losses, return_outputs=False)
         else:
             run(*given, return_outputs=False)
-        return sum(v.detach().item() for v in losses) / len(losses) if losses else None
+        if not losses:
+            return None
+        return sum(torch.stack([v.detach() for v in losses]).tolist()) / len(losses) / self.loss.scale
+
+    def _unscale(self, scale: float) -> None:
+        """Take out of the gradients what the loss was multiplied by."""
+        if scale != 1.0:
+            torch._foreach_mul_([p.grad for p in self.parameters if p.grad is not None], 1.0 / scale)
 
     def _clip(self, step: int) -> float:
         """Scale the gradients down to the norm allowed over all ranks; return the seconds waited for them.
@@ -271,16 +281,19 @@ def joined(job: Job) -> AbstractContextManager[World]:
 
 
 class Autocast(nn.Module):
-    """Run a stage's forward pass in bf16 autocast; its hidden states stay float32."""
+    """Run a stage's forward pass in the dtype of compute; within it hidden states stay float32.
 
-    def __init__(self, stage: nn.Module, enabled: bool) -> None:
+    ``last``: it has the head, whose logits cross nothing.
+    """
+
+    def __init__(self, stage: nn.Module, compute: Compute, last: bool) -> None:
         super().__init__()
-        self.stage, self.enabled = stage, enabled
+        self.stage, self.compute, self.last = stage, compute, last
 
     def forward(self, x: Tensor) -> Tensor:
-        with torch.autocast(x.device.type, torch.bfloat16, enabled=self.enabled):
-            out: Tensor = self.stage(x)
-        return out
+        with self.compute.autocast():
+            out: Tensor = self.stage(x.float() if x.is_floating_point() else x)
+        return out if self.last else out.to(self.compute.crossing)
 
 
 @dataclass(frozen=True)
@@ -300,15 +313,27 @@ def build_parts(job: Job, world: World) -> dict[int, StagePart]:
 
 
 def _build_part(job: Job, index: int) -> StagePart:
-    config, bf16 = job.config, pick_dtype(job.config.dtype)[0] == "bf16"
+    """Return a stage. Its weights are made on the processor, so that they are the same for every device."""
+    config, last = job.config, index == job.config.stages - 1
     if config.model == CNN:
-        return StagePart(Autocast(build_cnn(job.source.config, config.seed), bf16), lambda _ids: None)
+        return StagePart(_placed(build_cnn(job.source.config, config.seed), job, last), lambda _ids: None)
     stage = build_stage(job.source, job.cut, index, config.seed)
     if config.stages == 1 and job.source.config.tie_word_embeddings:  # both ends of the matrix are here
         tie(stage)
     if config.lora:
         add_adapters(stage, config.lora, config.seed, config.dropout)
-    return StagePart(Autocast(stage, bf16), seed_dropout(stage, config.seed).set)
+    return StagePart(_placed(stage, job, last), seed_dropout(stage, config.seed).set)
+
+
+def _placed(stage: nn.Module, job: Job, last: bool) -> Autocast:
+    """Return a stage on the device that computes it. Errors: ``DeviceFull`` where training it has no room."""
+    device = job.compute.device
+    kept = sum(p.numel() * p.element_size() for p in stage.parameters())
+    trained = sum(p.numel() * p.element_size() for p in stage.parameters() if p.requires_grad)
+    momentum = sgd_momentum(job.config.optimizer)
+    copies = 3 if momentum is None else 2 if momentum else 1  # of what is trained, besides: gradient, state
+    check_room(device, kept + copies * trained, "training this rank's part of the model")
+    return Autocast(stage.to(device), job.compute, last)
 
 
 def trained(stage: CompressedStage) -> dict[str, Tensor]:
@@ -318,10 +343,9 @@ def trained(stage: CompressedStage) -> dict[str, Tensor]:
 
 def build_stages(job: Job, world: World, parts: Mapping[int, StagePart]) -> list[CompressedStage]:
     """Return the stages that send between the ``parts`` by the job's recipe."""
-    config = job.config
-    bf16 = pick_dtype(config.dtype)[0] == "bf16"
+    config, compute = job.config, job.compute
     task, rows = job.task, config.rows
-    hidden = torch.empty(rows, *task.hidden, device="meta")
+    hidden = torch.empty(rows, *task.hidden, dtype=compute.crossing, device="meta")
     given = task.inputs(task.blank(rows)).to("meta")
     logits = torch.empty(rows, *task.logits, device="meta")
     stages = []
@@ -332,9 +356,9 @@ def build_stages(job: Job, world: World, parts: Mapping[int, StagePart]) -> list
                 part.module,
                 index,
                 config.stages,
-                torch.device("cpu"),
+                compute.device,
                 input_args=given if first else hidden.clone().requires_grad_(),
-                output_args=logits.to(torch.bfloat16 if bf16 else torch.float32) if last else hidden,
+                output_args=logits.to(compute.dtype) if last else hidden,
                 input_grads=None if first else hidden,
                 output_grads=None if last else hidden,
                 peers=world.pipeline.peers,
@@ -413,7 +437,7 @@ def are_equal(world: World, telemetry: Telemetry, stages: Sequence[CompressedSta
     """Return whether all replicas hold the same bits."""
     digest = hashlib.blake2b(digest_size=16)
     for p in parameters(stages).values():
-        digest.update(p.detach().contiguous().view(-1).numpy().data)
+        digest.update(p.detach().cpu().contiguous().view(-1).numpy().data)
     digests = telemetry.agree(b"H", digest.hexdigest(), "the digest of its parameters")
     size = world.pipeline.size
     return all(len(set(digests[place::size])) == 1 for place in range(size))

@@ -18,6 +18,7 @@ from thinwire.runs.data.corpus import Corpus, load_corpus
 from thinwire.runs.data.fashion import IMAGES, load_fashion
 from thinwire.runs.data.task import Task, language, pack
 from thinwire.runs.machine.cache import cache_folder, writing
+from thinwire.runs.machine.compute import HOST, Compute
 from thinwire.runs.models.cnn import CNN
 from thinwire.runs.models.cuts import counted_costs, cut_layers
 from thinwire.runs.models.encoder import Encoder
@@ -35,7 +36,8 @@ from thinwire.uses.training.run.options import MEASURED, TrainConfig
 class Job:
     """A run, resolved. ``train`` and ``heldout`` are blocks of samples for ``task``; a row is its id.
 
-    ``shape`` is for the in-process shaper: none where the network itself is emulated.
+    ``shape`` is for the in-process shaper: none where the network itself is emulated. ``compute``: the
+    processor, until a rank says what its own is.
     """
 
     config: TrainConfig
@@ -48,6 +50,7 @@ class Job:
     train: Tensor
     heldout: Tensor
     batches: Batches
+    compute: Compute
     notes: tuple[str, ...]
 
     @property
@@ -100,7 +103,8 @@ def prepare(config: TrainConfig, trial: bool = True) -> Job:
         InputError,
         f"--warmup is {config.warmup} steps, more than the run's {len(batches)}; lower it",
     )
-    return Job(config, recipe, replica_recipe, shape, batches=batches, **vars(lesson))
+    compute = Compute.of(HOST, config.dtype)
+    return Job(config, recipe, replica_recipe, shape, batches=batches, compute=compute, **vars(lesson))
 
 
 @dataclass(frozen=True)

@@ -15,8 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thinwire.dtypes import dtype_of, name_of
 from thinwire.runs.emulator.shaping_control import lifted, rewind
-from thinwire.runs.machine.devices import pick_dtype
+from thinwire.runs.machine import devices
+from thinwire.runs.machine.compute import Compute
 from thinwire.runs.machine.processor import keep_freed, pick_threads
 from thinwire.runs.models.cuts import LayerCosts, cut_for, measured_costs, ranges, stage_costs
 from thinwire.runs.ranks.joining import check_options
@@ -60,21 +62,24 @@ def run_rank(config: TrainConfig, trial: bool = False) -> None:
     """
     keep_freed()
     torch.set_num_threads(pick_threads(config))
-    job = prepare(config, trial)
+    device = devices.own(config.device)
+    job = dataclasses.replace(prepare(config, trial), compute=Compute.of(device, config.dtype))
     torch.manual_seed(config.seed)
     with joined(job) as world:
         same_everywhere(job, world)
-        _with_recorder(agree_cut(_agree_resume(job, world), world), world)
+        job, facts = agree_compute(job, world)
+        _with_recorder(agree_cut(_agree_resume(job, world), world), world, facts)
 
 
-def _with_recorder(job: Job, world: World) -> None:
-    recorder = TrainRecorder(job, world)
+def _with_recorder(job: Job, world: World, facts: Sequence[dict[str, Any]]) -> None:
+    recorder = TrainRecorder(job, world, facts)
     try:
-        run = TrainingRank(job, world, recorder)
-        try:
-            run.go()
-        finally:
-            run.stepper.close()
+        with devices.told():
+            run = TrainingRank(job, world, recorder)
+            try:
+                run.go()
+            finally:
+                run.stepper.close()
         recorder.close("done")
     except KeyboardInterrupt:
         recorder.close("interrupted")
@@ -100,6 +105,21 @@ def same_everywhere(job: Job, world: World) -> None:
     config, contents = job.config, {"data": job.digest, "model": job.source.digest}
     telemetry = Telemetry(world, config.deadline)
     check_options(telemetry, config, {"lr": config.learning_rate}, contents)
+
+
+def agree_compute(job: Job, world: World) -> tuple[Job, list[dict[str, Any]]]:
+    """Return the job with what crosses between its stages agreed, and the facts of every rank's device.
+
+    A note says where ranks compute in unlike dtypes, as ``--dtype auto`` may choose on unlike machines.
+    """
+    own = job.compute
+    mine = [str(own.device), str(own.dtype), devices.facts(own.device)]
+    ranks = Telemetry(world, job.config.deadline).agree(b"V", mine, "what it computes on")
+    found = [Compute(torch.device(device), dtype_of(dtype)) for device, dtype, _ in ranks]
+    kinds = {compute.dtype for compute in found}
+    differ = "; ".join(f"rank {r} computes in {name_of(c.dtype)}" for r, c in enumerate(found))
+    notes = (*job.notes, f"{differ}; give --dtype for one of them") if len(kinds) > 1 else job.notes
+    return dataclasses.replace(job, compute=own.among(found), notes=notes), [facts for *_, facts in ranks]
 
 
 def _agree_resume(job: Job, world: World) -> Job:
@@ -144,8 +164,8 @@ class TrainingRank:
         done = self._resume()
         if not done:
             self._evaluate(0)
-        task, working = self.job.task, self.telemetry.working
-        warm_up(self._parts, self.stepper.optimiser, self.config, task, self.job.recipe, working)
+        job, working = self.job, self.telemetry.working
+        warm_up(self._parts, self.stepper.optimiser, self.config, job.task, job.recipe, working, job.compute)
         self._take_bearings(done)
         if self.synchroniser is not None:
             check_same_weights(self.world, self.telemetry, self.stages, self.synchroniser)
@@ -409,9 +429,9 @@ def _kept(job: Job, world: World) -> list[int] | None:
 
 
 def _measure(job: Job, working: Callable[[], None]) -> LayerCosts:
-    config = job.config
-    rows, bf16 = config.rows, pick_dtype(config.dtype)[0] == "bf16"
-    return measured_costs(job.source.config, rows, config.seq, lora=config.lora, bf16=bf16, working=working)
+    config, compute = job.config, job.compute
+    about: dict[str, Any] = {"lora": config.lora, "compute": compute, "working": working}
+    return measured_costs(job.source.config, config.rows, config.seq, **about)
 
 
 def _with(job: Job, cut: list[range], note: str) -> Job:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -35,9 +36,9 @@ SHARES = tuple(f"{part}_s" for part in PARTS)
 
 
 class TrainRecorder:
-    """Keep rank 0's record; on other ranks only count what this rank sent."""
+    """Keep rank 0's record; on other ranks only count what this rank sent. ``facts``: of all devices."""
 
-    def __init__(self, job: Job, world: World) -> None:
+    def __init__(self, job: Job, world: World, facts: Sequence[dict[str, Any]] = ()) -> None:
         self.job, self.world = job, world
         self.values = dict.fromkeys(STREAMS, 0)
         self.streams = (*(WAYS if job.config.stages > 1 else ()), *([EXCHANGE] if world.replicas > 1 else []))
@@ -55,7 +56,7 @@ class TrainRecorder:
         if self._owner:
             config = job.config
             self.progress = Progress(job.config.recipes, job.steps, config.quiet)
-            self.record = _new_record(job)
+            self.record = _new_record(job, facts)
             self._replaces = not config.resume and (Path(config.out) / RUN).exists()
             self.writer = RunWriter(config.out, self.record)
             if self._replaces:
@@ -295,13 +296,14 @@ class TrainRecorder:
             self.progress.close()
 
 
-def _new_record(job: Job) -> TrainRecord:
+def _new_record(job: Job, facts: Sequence[dict[str, Any]]) -> TrainRecord:
     config = job.config
+    there = environment(config.dtype, pick_threads(config), job.compute.device)
     kind = ReplicasRecord if config.replicas > 1 else TrainRecord
     record = kind(
         recipe=RecipeText(config.recipes, job.spec),
         config=job.config.to_dict(),
-        environment=environment(job.config.dtype, pick_threads(job.config)),
+        environment=there | ({"devices": list(facts)} if facts else {}),
         link=link_of(job.config),
     )
     if isinstance(record, ReplicasRecord):

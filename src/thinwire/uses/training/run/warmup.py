@@ -14,6 +14,7 @@ from torch import Tensor
 from thinwire.channels import wire
 from thinwire.channels.channel import Receiver, Scheme, Sender
 from thinwire.runs.data.task import Task, next_token_loss
+from thinwire.runs.machine.compute import ON_CPU, Compute
 from thinwire.seeding import seeded
 from thinwire.uses.training.pipeline.choosing.replay import operations
 from thinwire.uses.training.pipeline.recipes import PipelineRecipe
@@ -28,6 +29,7 @@ def warm_up(
     task: Task,
     recipe: PipelineRecipe,
     working: Callable[[], None] = lambda: None,
+    compute: Compute = ON_CPU,
 ) -> None:
     """Pass a step's micro-batches through this rank's parts, and a step of size 0 through the optimiser.
 
@@ -39,24 +41,30 @@ def warm_up(
     with seeded():
         if not optimiser.state:
             _touch(optimiser)
-        _pass(parts, config, task, working)  # after what stays, so that its memory is what the steps find
+        # After what stays, so that its memory is what the steps find.
+        _pass(parts, config, task, working, compute)
         optimiser.zero_grad(set_to_none=True)
+        hidden = torch.randn(config.rows, *task.hidden, dtype=compute.crossing, device=compute.device)
         for scheme in recipe.schemes.values() if config.stages > 1 else ():
-            _code(scheme, torch.randn(config.rows, *task.hidden))
+            _code(scheme, hidden)
 
 
 def _pass(
-    parts: Mapping[int, StagePart], config: TrainConfig, task: Task, working: Callable[[], None]
+    parts: Mapping[int, StagePart],
+    config: TrainConfig,
+    task: Task,
+    working: Callable[[], None],
+    compute: Compute,
 ) -> None:
     ranks = sorted({index % config.processes for index in parts})
     stages = [stage for rank in ranks for stage in _held(config, rank)]
     ahead = []
     for stage in stages[1:]:
-        ahead.append(_forward(parts[stage], stage, config, task))
+        ahead.append(_forward(parts[stage], stage, config, task, compute))
         working()
     for index, part in parts.items():
         for _ in range(max(2, config.microbatches)):  # as in a step: where memory lies depends on the order
-            _back(_forward(part, index, config, task))
+            _back(_forward(part, index, config, task, compute))
             working()
     del ahead  # held until here
 
@@ -77,10 +85,11 @@ def _held(config: TrainConfig, rank: int) -> list[int]:
     return most
 
 
-def _forward(part: StagePart, index: int, config: TrainConfig, task: Task) -> Tensor:
+def _forward(part: StagePart, index: int, config: TrainConfig, task: Task, compute: Compute) -> Tensor:
     rows = config.rows
-    block = task.blank(rows)
-    x = task.inputs(block) if index == 0 else torch.zeros(rows, *task.hidden, requires_grad=True)
+    block = task.blank(rows).to(compute.device)
+    hidden = torch.zeros(rows, *task.hidden, dtype=compute.crossing, device=compute.device)
+    x = task.inputs(block) if index == 0 else hidden.requires_grad_()
     part.on_samples(range(rows))
     y: Tensor = part.module(x)
     part.on_samples(())
@@ -108,4 +117,4 @@ def _code(scheme: Scheme, x: Tensor) -> None:
     sender, receiver = Sender(scheme), Receiver()
     for _ in range(2):
         packet, _ = sender.encode(x, range(len(x)))
-        receiver.decode(wire.unpack(wire.pack(packet)))
+        receiver.decode(wire.unpack(wire.pack(packet)), device=x.device)
