@@ -14,7 +14,18 @@ ROOT = "thinwire"
 
 # What each room may import, besides itself. A module's room is the longest prefix of its name here; a new
 # module must be given one before this test passes.
-F0 = {"types", "heads", "dtypes", "spec", "replacing", "compiled", "similarity", "staging", "verdicts", "seeding"}
+F0 = {
+    "types",
+    "heads",
+    "dtypes",
+    "spec",
+    "replacing",
+    "compiled",
+    "similarity",
+    "staging",
+    "verdicts",
+    "seeding",
+}
 FUSED = "codecs.kernels.fused"
 F1 = F0 | {"codecs"}
 F2 = F1 | {"channels"}

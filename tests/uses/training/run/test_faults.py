@@ -13,12 +13,15 @@ from typing import Any
 
 import pytest
 from launchers import (
+    TRAINING,
     Command,
     children,
     free_port,
     gone,
+    hosted_store,
     listening,
     metrics,
+    rank_environment,
     reached,
     record,
     sentence,
@@ -104,6 +107,36 @@ def test_a_cut_a_stall_and_corruption_change_nothing(job: list[Any], whole: dict
 
 
 # -- ranks that die or freeze, where nobody watches over them (torchrun on several machines)
+
+
+FULL = "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.11 GiB of which "
+FILLED = f"""
+import sys, torch
+from thinwire.cli import main
+from thinwire.uses.training.run.stepper import Stepper
+plain = Stepper.step
+def step(self, number, *rest):
+    if self.world.rank == 1 and number == 3:
+        raise torch.OutOfMemoryError({FULL!r} "1.25 GiB is free.")
+    return plain(self, number, *rest)
+Stepper.step = step
+sys.argv[0] = "thinwire"
+main()
+"""
+
+
+def test_a_rank_whose_card_is_full_says_so_and_is_named_by_the_others(job: list[Any], tmp_path: Path):
+    out, store = tmp_path / "out", hosted_store()
+    words = ("-c", FILLED, *job, "--out", out, "--deadline", DEAD)
+    own = [rank_environment(rank, 2, store.port) for rank in range(2)]
+    ranks = [warm().python(tmp_path / str(k), *words, needs=TRAINING, **own[k]) for k in range(2)]
+    try:
+        assert [r.wait(DEAD) for r in ranks] == [3, 2], ranks[0].err + ranks[1].err
+    finally:
+        stop(*ranks)
+    assert sentence(ranks[1]).startswith("rank 1: cuda:0 is full: 2.00 GiB more were needed, 1.25 GiB")
+    assert sentence(ranks[0]).startswith("rank 1 (127.0.0.1:")
+    assert record(out)["status"] == "failed" and "rank 1" in record(out)["notes"][-1]
 
 
 @pytest.mark.parametrize("recipe", ["thinwire", "step-delta"])

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -10,9 +13,11 @@ import pytest
 import torch
 import torch.distributed as dist
 from clothes import write_clothes
+from other_device import DEVICE, Elsewhere
 from torch import Tensor
 
 from thinwire.runs.data.task import next_token_loss
+from thinwire.runs.machine.compute import Compute
 from thinwire.runs.models.cnn import build_cnn
 from thinwire.runs.ranks.world import World
 from thinwire.types import InputError
@@ -48,7 +53,7 @@ def stepper(job: Job, world: World, warm: bool = True) -> Stepper:
     parts = build_parts(job, world)
     made = Stepper(job, world, parts)
     if warm:
-        warm_up(parts, made.optimiser, job.config, job.task, job.recipe)
+        warm_up(parts, made.optimiser, job.config, job.task, job.recipe, compute=job.compute)
     return made
 
 
@@ -116,3 +121,48 @@ def test_a_batch_that_cannot_be_evaluated_is_refused(job: Callable[..., Job]) ->
     with pytest.raises(InputError, match=r"--batch 60 is more than the 50 images held out; use a smaller"):
         job(batch=60)
     assert job(batch=60, eval_samples=0).steps == STEPS
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_a_step_on_a_device_of_its_own_is_the_same_bits_and_waits_twice(
+    job: Callable[..., Job], world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No tensor of the processor meets the model's: loss and gradients' norm are all that comes back."""
+    this = job(microbatches=2, optimizer=f"sgd:momentum={MOMENTUM}")
+    whole = stepper(this, world)
+    wanted = trained(whole, 1, STEPS)
+    there = dataclasses.replace(this, compute=Compute(DEVICE))
+    monkeypatch.setattr(sys.modules["torch.optim.sgd"], "_device_dtype_check_for_fused", lambda _: None)
+    with Elsewhere() as seen:
+        steps = stepper(there, world)
+        trained(steps, 1, 1)
+        seen.clear()
+        trained(steps, 2, 2)
+        assert [wait.partition(" ")[0] for wait in seen.waits] == ["tolist", "item"]
+        assert (seen.to_device, seen.to_host) == (2, 0)  # samples and targets
+        found = trained(steps, 3, STEPS)
+        assert equal([p.cpu() for p in found], wanted)
+        assert steps.evaluate(this.eval_blocks()[0]) == whole.evaluate(this.eval_blocks()[0])
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_half_of_the_bits_train_nearly_the_same(job: Callable[..., Job], world: World) -> None:
+    """Weights stay float32."""
+    exact, half = (stepper(job(dtype=name, optimizer="sgd"), world) for name in ("float32", "bfloat16"))
+    before = torch.cat([p.detach().flatten() for p in half.parameters])
+    moved = [torch.cat([p.flatten() for p in trained(s, 1, STEPS)]) - before for s in (exact, half)]
+    assert moved[1].dtype == torch.float32 and not torch.equal(*moved)
+    assert float((moved[1] - moved[0]).norm() / moved[0].norm()) < 0.1
+
+
+@pytest.mark.usefixtures("one_thread")
+def test_what_the_loss_of_float16_is_multiplied_by_is_out_of_losses_and_gradients(
+    job: Callable[..., Job], world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Compute, "autocast", lambda _: contextlib.nullcontext())
+    plain_sgd = {"optimizer": "sgd", "grad_clip": 0.0}
+    exact, half = (stepper(job(dtype=name, **plain_sgd), world) for name in ("float32", "float16"))
+    assert half.job.compute.loss_scale > 1.0 and equal(*(trained(s, 1, STEPS) for s in (exact, half)))
+    ids = next(iter(half.job.batches))
+    losses = [s.step(STEPS + 1, ids, ids[:0]).loss for s in (exact, half)]
+    assert losses[0] == losses[1]

@@ -17,6 +17,7 @@ from run_records import metrics_of, write_run
 
 from thinwire.links import LinkShape
 from thinwire.links.tcp.counts import FALLBACK
+from thinwire.runs.machine.compute import ON_CPU
 from thinwire.runs.ranks.linkwatch import KERNEL_COUNTS, added
 from thinwire.runs.ranks.world import World
 from thinwire.runs.records.tensorboard import ABSENT, EventLog
@@ -33,7 +34,9 @@ from thinwire.uses.training.run.training_recorder import TrainRecorder
 
 def recorder(out: Path, **options: Any) -> TrainRecorder:
     config = TrainConfig(model="gpt2-lab", recipe="fp32", out=str(out), **options)
-    job: Any = SimpleNamespace(config=config, spec="fp32", shape=LinkShape(), notes=(), steps=9)
+    job: Any = SimpleNamespace(
+        config=config, spec="fp32", shape=LinkShape(), notes=(), steps=9, compute=ON_CPU
+    )
     world = World(0, 2, {})
     return TrainRecorder(job, world)
 

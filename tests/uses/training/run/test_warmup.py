@@ -10,10 +10,11 @@ import torch
 from torch import nn
 
 from thinwire.runs.data.task import language
+from thinwire.runs.machine.compute import ON_CPU, Compute
 from thinwire.runs.models.dropout import SampleDropout, SampleIds
 from thinwire.uses.training.pipeline.recipes import PIPELINE, parse_recipe
 from thinwire.uses.training.run.options import TrainConfig
-from thinwire.uses.training.run.stepper import StagePart
+from thinwire.uses.training.run.stepper import Autocast, StagePart
 from thinwire.uses.training.run.warmup import _held, warm_up
 
 CONFIG = TrainConfig(model="gpt2-lab", batch=4, microbatches=2, seq=8)
@@ -21,12 +22,13 @@ WIDTH, WORDS = 16, 32
 TASK = language(CONFIG.seq, WIDTH, WORDS)
 
 
-def parts() -> dict[int, StagePart]:
+def parts(compute: Compute = ON_CPU) -> dict[int, StagePart]:
     torch.manual_seed(0)
     ids = SampleIds()
     first = nn.Sequential(nn.Embedding(WORDS, WIDTH), SampleDropout(0.5, "key", ids))
     last = nn.Sequential(nn.LayerNorm(WIDTH), nn.Linear(WIDTH, WORDS))
-    return {0: StagePart(first, ids.set), 1: StagePart(last, lambda _: None)}
+    modules = [Autocast(part, compute, last) for part, last in ((first, False), (last, True))]
+    return {0: StagePart(modules[0], ids.set), 1: StagePart(modules[1], lambda _: None)}
 
 
 def adamw(found: dict[int, StagePart]) -> torch.optim.AdamW:
@@ -49,12 +51,14 @@ def sgd(found: dict[int, StagePart]) -> torch.optim.SGD:
     return torch.optim.SGD(weights, lr=0.1, momentum=0.9, weight_decay=0.1, fused=True)
 
 
+@pytest.mark.parametrize("crossing", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("recipe", list(PIPELINE.entries))
-def test_what_follows_is_the_same_to_the_last_bit(recipe: str) -> None:
-    cold, warm = parts(), parts()
+def test_what_follows_is_the_same_to_the_last_bit(recipe: str, crossing: torch.dtype) -> None:
+    compute = Compute(dtype=crossing, crossing=crossing)
+    cold, warm = parts(compute), parts(compute)
     plain, touched = adamw(cold), adamw(warm)
     random = torch.get_rng_state()
-    warm_up(warm, touched, CONFIG, TASK, parse_recipe(recipe))
+    warm_up(warm, touched, CONFIG, TASK, parse_recipe(recipe), compute=compute)
     assert torch.equal(torch.get_rng_state(), random)
     assert all(p.grad is None for part in warm.values() for p in part.module.parameters())
     assert touched.param_groups[0]["lr"] == 0.1 and len(touched.state) == 5

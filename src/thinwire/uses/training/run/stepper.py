@@ -152,13 +152,13 @@ class Stepper:
         """
         losses: list[Tensor] = []
         task, device = self.job.task, self.job.compute.device
-        given = (task.inputs(block).to(device),) if self.pipeline.rank == 0 else ()
+        given = (task.inputs(block).to(device, non_blocking=True),) if self.pipeline.rank == 0 else ()
         if self.pipeline.rank == self.pipeline.size - 1:
             wanted = task.targets(block)
             whole, parts = (wanted, 1) if batch is None else (task.targets(batch), self.world.replicas)
             scale = 1.0 if batch is None else self.job.compute.loss_scale
             self.loss.begin(whole, parts * self.config.microbatches, scale)
-            run(*given, target=wanted.to(device), losses=losses, return_outputs=False)
+            run(*given, target=wanted.to(device, non_blocking=True), losses=losses, return_outputs=False)
         else:
             run(*given, return_outputs=False)
         if not losses:
