@@ -67,13 +67,18 @@ class Staged:
         """Wait for the copy, and return the bytes of each part."""
         return [_memory(row) for row in self._flat()]
 
-    def tensors(self) -> list[Tensor]:
-        """Wait for the copy, and return each part on the CPU, in its shape and dtype.
+    def tensors(self, since: int = 0) -> list[Tensor]:
+        """Wait for the copy, and return each part from number ``since`` on the CPU, in its shape and dtype.
 
-        Those that were there share their memory, unless they had gaps.
+        Those that were there share their memory, unless they had gaps; so do others with the bytes, unless
+        these are not aligned.
         """
-        rows = self._flat()
-        return [row.view(dtype).reshape(shape) for row, (dtype, shape) in zip(rows, self._forms, strict=True)]
+        rows, forms = self._flat()[since:], self._forms[since:]
+        aligned = [
+            row if row.data_ptr() % dtype.itemsize == 0 else row.clone()
+            for row, (dtype, _) in zip(rows, forms, strict=True)
+        ]
+        return [row.view(dtype).reshape(shape) for row, (dtype, shape) in zip(aligned, forms, strict=True)]
 
     def _flat(self) -> list[Tensor]:
         if self._buffer is None:

@@ -19,9 +19,9 @@ from __future__ import annotations
 import enum
 import math
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 if TYPE_CHECKING:  # links and the emulator's relay know errors alone, and start without torch
     import torch
@@ -155,18 +155,28 @@ class Section:
     payload: Payload
 
 
+class Findings(Protocol):
+    """What was found about values on a device, and is asked for later (``thinwire.verdicts``)."""
+
+    def tensors(self) -> list[Tensor]: ...
+    def shortened(self) -> list[Tensor]: ...
+    def settle(self, read: Sequence[Tensor] | None = None) -> dict[int, int]: ...
+
+
 @dataclass(frozen=True, eq=False)
 class Packet:
     """One self-describing message: memory, references and each section's codec are printable specs.
 
     ``spec`` is the whole frame's: [entries, *sample shape]; ``references`` says how states are held.
+    ``verdicts``: what is still to be asked of the device that the packet is on, before it is used.
     """
 
     spec: TensorSpec
     memory: str
     references: str
-    entries: tuple[Entry, ...]
+    entries: Sequence[Entry]
     sections: tuple[Section, ...]
+    verdicts: Findings | None = None
 
     @property
     def nbytes(self) -> int:

@@ -35,6 +35,10 @@ class Verdicts:
         """Return all findings, to be copied to the host with a message: one value each."""
         return [found for found, _ in self._found] + [n for _, n in self._lengths.values()]
 
+    def shortened(self) -> list[Tensor]:
+        """Return the parts whose length is not known yet."""
+        return [part for part, _ in self._lengths.values()]
+
     def settle(self, read: Sequence[Tensor] | None = None) -> dict[int, int]:
         """Raise the first error there is; else return the lengths of parts, by their identity.
 

@@ -15,8 +15,9 @@ from each import each
 from packets import INT8, SHAPE, every_kind, resigned, sequence, signed
 
 from thinwire.channels import wire
-from thinwire.channels.channel import Receiver, Scheme, Sender, checks, parse_scheme
+from thinwire.channels.channel import Receiver, Scheme, Sender, parse_scheme
 from thinwire.channels.memory import Delta
+from thinwire.channels.rows import checks
 from thinwire.codecs import Cast, Raw, Uniform, parse_codec
 from thinwire.types import Entry, InputError, Mode, Packet, Payload, PayloadError, Section, TensorSpec
 

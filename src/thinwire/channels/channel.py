@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from operator import index
 
 import torch
 from torch import Tensor
 
-from thinwire import codecs, spec
+from thinwire import codecs, spec, staging
 from thinwire.channels import memory, wire
+from thinwire.channels.entries import Entries, unsigned
 from thinwire.channels.memory import Memory, NoMemory, parse_memory
 from thinwire.channels.references import References, Store, check_holds
+from thinwire.channels.rows import check_finite, merged, row_sums, some_rows
 from thinwire.codecs import Cast, Codec, Raw, is_finite, parse_codec, roundtrip, tuned
 from thinwire.codecs.codec import writable
 from thinwire.spec import Spec
@@ -21,7 +23,6 @@ from thinwire.types import (
     MAX_KEY,
     WRONG_VALUES,
     DesyncError,
-    Entry,
     InputError,
     MissingExtra,
     Mode,
@@ -32,6 +33,7 @@ from thinwire.types import (
     TensorSpec,
     require,
 )
+from thinwire.verdicts import deferred
 
 SHARED = 0  # the one key of a shared memory
 Update = tuple[list[int], list[Payload]]  # keys, and the states to keep for them, coded
@@ -142,34 +144,53 @@ class Sender(ChannelEnd):
         The packet, and x_hat of a direct message, may share memory with ``x``: pack before ``x`` changes.
         Errors: ``InputError`` if keys are not B >= 1 distinct whole numbers below 2**63, if the tensor or
         mode cannot be sent, if samples have another shape than their references, or if a reference would
-        keep a NaN or an infinity.
+        keep a NaN or an infinity. Nothing waits for a device that ``x`` is on: what only its values tell
+        is raised when the packet is packed, and the next message of its keys then needs no reference.
         """
         x = x.detach()
         check_sendable(x)
         keys = row_ids(keys, len(x))
         if mode not in (None, Mode.DIRECT, Mode.KEYFRAME):
             raise InputError(f"mode={mode!r} cannot be asked for; take Mode.DIRECT, Mode.KEYFRAME or None")
-        if mode == Mode.DIRECT:
-            return self._direct(x, keys, codec or Raw())
-        if isinstance(self.scheme.memory, NoMemory):
-            return self._direct(x, keys, codec or self.scheme.codec)
-        held = state_keys(self.scheme.memory, keys, slots)
-        if mode == Mode.KEYFRAME:
-            self.reset(held)
-            codec, keyframe = self.scheme.codec, keyframe or codec or Raw()
-        codec, keyframe = codec or self.scheme.codec, keyframe or self.scheme.keyframe
-        if x.dtype == torch.bfloat16 and keyframe == Raw():
-            keyframe = Cast("bfloat16")  # as exact; a float16's infinities would not survive the like
-        return self._remembered(x.float(), keys, held, codec, keyframe)
+        direct = mode == Mode.DIRECT or isinstance(self.scheme.memory, NoMemory)
+        held = [] if direct else state_keys(self.scheme.memory, keys, slots)
+        with deferred() as found:
+            if direct:
+                packet, x_hat = self._direct(
+                    x, keys, codec or (Raw() if mode == Mode.DIRECT else self.scheme.codec)
+                )
+            else:
+                packet, x_hat = self._remembered(x, keys, held, codec, keyframe, mode)
+        if not found:
+            return packet, x_hat
+        found.undo = partial(self.reset, held)
+        return replace(packet, verdicts=found), x_hat
 
-    def _direct(self, x: Tensor, keys: Sequence[int], codec: Codec) -> tuple[Packet, Tensor]:
+    def _direct(self, x: Tensor, keys: list[int], codec: Codec) -> tuple[Packet, Tensor]:
         payload, x_hat = roundtrip(codec, x)
-        entries = tuple(Entry(k, 0, 0, 0) for k in keys)
-        sections = (Section(Mode.DIRECT, repr(codec), payload),)
+        zeros = [0] * len(keys)
+        entries, sections = Entries(keys, zeros, zeros, zeros), (Section(Mode.DIRECT, repr(codec), payload),)
         return Packet(TensorSpec.of(x), "NoMemory()", "Raw()", entries, sections), x_hat
 
     def _remembered(
-        self, x: Tensor, keys: Sequence[int], held: Sequence[int], codec: Codec, keyframe: Codec
+        self,
+        x: Tensor,
+        keys: list[int],
+        held: Sequence[int],
+        codec: Codec | None,
+        keyframe: Codec | None,
+        mode: Mode | None,
+    ) -> tuple[Packet, Tensor]:
+        if mode == Mode.KEYFRAME:
+            self.reset(held)
+            codec, keyframe = None, keyframe or codec or Raw()
+        codec, keyframe = codec or self.scheme.codec, keyframe or self.scheme.keyframe
+        if x.dtype == torch.bfloat16 and keyframe == Raw():
+            keyframe = Cast("bfloat16")  # as exact; a float16's infinities would not survive the like
+        return self._coded(x.float(), keys, held, codec, keyframe)
+
+    def _coded(
+        self, x: Tensor, keys: list[int], held: Sequence[int], codec: Codec, keyframe: Codec
     ) -> tuple[Packet, Tensor]:
         mem = self.scheme.memory
         new = [k not in self._versions or k in self._stale for k in held]
@@ -200,10 +221,12 @@ class Sender(ChannelEnd):
             self._versions[k] = self._versions.get(k, 0) + 1
         self._stale.difference_update(held)
         x_hat = writable(merged(outputs), (x, *(p for s in sections for p in s.payload.parts)))
-        placed = {i: n for n, (rows, _) in enumerate(outputs) for i in rows}
-        sums = checks(x_hat) if mem.mirrored else [0] * len(x)
-        versions = [self._versions[k] if mem.mirrored else 0 for k in held]
-        entries = tuple(Entry(keys[i], versions[i], placed[i], sums[i]) for i in range(len(x)))
+        zeros = [0] * len(x)
+        placed = zeros if len(outputs) == 1 else [int(not is_new) for is_new in new]
+        versions, sums = (
+            ([self._versions[k] for k in held], row_sums(x_hat)) if mem.mirrored else (zeros, zeros)
+        )
+        entries = Entries(keys, versions, placed, sums)
         packet = Packet(TensorSpec.of(x), repr(mem), repr(self.scheme.references), entries, tuple(sections))
         return packet, x_hat
 
@@ -271,11 +294,14 @@ class Receiver(ChannelEnd):
         """
         if expect is not None and packet.spec.shape != expect.shape:
             raise PayloadError(f"a packet for shape {packet.spec.shape} where {expect.shape} is expected")
-        mem = parse_memory(packet.memory)
-        held = state_keys(mem, [e.key for e in packet.entries], slots)
-        self._check_versions(packet, mem, held)
+        packet = settled(packet)
+        mem, entries = parse_memory(packet.memory), Entries.of(packet.entries)
+        held = state_keys(mem, entries.keys, slots)
+        if mem.mirrored:
+            self._check_versions(packet, entries, held)
         try:  # whatever a hostile packet trips over in here is a PayloadError
-            x_hat, updates = self._decode(packet if device is None else _moved(packet, device), mem, held)
+            parts = packet if device is None else moved(packet, torch.device(device))
+            x_hat, updates = self._decode(parts, mem, entries, held)
         except MissingExtra:
             raise
         except WRONG_VALUES as e:
@@ -283,19 +309,36 @@ class Receiver(ChannelEnd):
         for keys, states in updates:
             self._references.put(keys, states)
         if mem.mirrored:
-            self._versions.update((k, e.version) for k, e in zip(held, packet.entries, strict=True))
+            self._versions.update(zip(held, entries.versions, strict=True))
         return x_hat
 
-    def _decode(self, packet: Packet, mem: Memory, held: Sequence[int]) -> tuple[Tensor, list[Update]]:
-        """Return the tensor, and by which references it is to be remembered; changes nothing."""
+    def _decode(
+        self, packet: Packet, mem: Memory, entries: Entries, held: Sequence[int]
+    ) -> tuple[Tensor, list[Update]]:
+        """Return the tensor, and by which references it is to be remembered; changes nothing.
+
+        What is on a device is asked about once, after all is queued.
+        """
         if mem.mirrored:
             self._hold_as(packet)
-        outputs = [self._section(packet, i, mem, held) for i in range(len(packet.sections))]
-        x_hat = merged([(rows, x) for rows, x, _ in outputs])
+        with deferred() as found:
+            outputs = [self._section(packet, i, mem, entries, held) for i in range(len(packet.sections))]
+            x_hat = merged([(rows, x) for rows, x, _ in outputs])
         if not mem.mirrored:
+            found.settle()
             return x_hat, []
-        self._check_sums(packet, held, x_hat)
-        return x_hat, [self._update(mem, [held[i] for i in rows], state) for rows, _, state in outputs]
+        sums, here = row_sums(x_hat), x_hat.device.type == "cpu"
+        if here:
+            self._check_sums(entries, held, sums)
+        with deferred() as kept:
+            updates = [self._update(mem, [held[i] for i in rows], state) for rows, _, state in outputs]
+        if not here:
+            read = staging.to_host([*found.tensors(), sums, *kept.tensors()]).tensors()
+            n = len(found.tensors())
+            found.settle(read[:n])
+            self._check_sums(entries, held, read[n])
+            kept.settle(read[n + 1 :])
+        return x_hat, updates
 
     def _update(self, mem: Memory, keys: list[int], state: Tensor | None) -> Update:
         if state is None:
@@ -304,10 +347,9 @@ class Receiver(ChannelEnd):
         return keys, self._references.encode(state)
 
     def _section(
-        self, packet: Packet, index: int, mem: Memory, held: Sequence[int]
+        self, packet: Packet, index: int, mem: Memory, entries: Entries, held: Sequence[int]
     ) -> tuple[list[int], Tensor, Tensor | None]:
-        section = packet.sections[index]
-        rows = [i for i, e in enumerate(packet.entries) if e.section == index]
+        section, rows = packet.sections[index], entries.rows(index)
         if mem.mirrored is (section.mode is Mode.DIRECT):
             raise PayloadError(f"a section in mode {section.mode.name} under memory {packet.memory}")
         y_hat = _decode(section)
@@ -326,15 +368,16 @@ class Receiver(ChannelEnd):
         s = self._references.load(keys, y_hat.device)
         return s[0] if mem.shared else s
 
-    def _check_versions(self, packet: Packet, mem: Memory, held: Sequence[int]) -> None:
+    def _check_versions(self, packet: Packet, entries: Entries, held: Sequence[int]) -> None:
         wrong = []
-        for e, k in zip(packet.entries, held, strict=True):
-            mode, have = packet.sections[e.section].mode, self._versions.get(k, 0)
-            if (mode is Mode.DELTA and (not have or e.version != have + 1)) or (
-                mode is Mode.KEYFRAME and e.version <= have
+        modes = [section.mode for section in packet.sections]
+        for i, (k, version) in enumerate(zip(held, entries.versions, strict=True)):
+            mode, have = modes[entries.sections[i]], self._versions.get(k, 0)
+            if (mode is Mode.DELTA and (not have or version != have + 1)) or (
+                mode is Mode.KEYFRAME and version <= have
             ):
-                wrong.append((e.key, have + 1, e.version, k))
-        if wrong and mem.mirrored:
+                wrong.append((entries.keys[i], have + 1, version, k))
+        if wrong:
             key, want, got, _ = wrong[0]
             raise DesyncError(
                 f"sample {key}: expected version {want}, got {got}; ask the sender for a keyframe",
@@ -354,13 +397,14 @@ class Receiver(ChannelEnd):
                 raise PayloadError(str(e)) from e
             self._references.codec = codec
 
-    def _check_sums(self, packet: Packet, held: Sequence[int], x_hat: Tensor) -> None:
-        sums = checks(x_hat)
-        wrong = [i for i, (e, c) in enumerate(zip(packet.entries, sums, strict=True)) if e.check != c]
-        if wrong:
-            key = packet.entries[wrong[0]].key
-            message = f"sample {key}: the reconstruction differs from the sender's; ask for a keyframe"
-            raise DesyncError(message, tuple(held[i] for i in wrong))
+    def _check_sums(self, entries: Entries, held: Sequence[int], sums: Tensor) -> None:
+        found = unsigned(sums)
+        if found == entries.checks:
+            return
+        wrong = [i for i, (a, b) in enumerate(zip(entries.checks, found, strict=True)) if a != b]
+        key = entries.keys[wrong[0]]
+        message = f"sample {key}: the reconstruction differs from the sender's; ask for a keyframe"
+        raise DesyncError(message, tuple(held[i] for i in wrong))
 
     def reset(self, keys: Iterable[int] | None = None) -> None:
         """Forget some keys, or all. Only a keyframe of each is accepted next."""
@@ -378,11 +422,38 @@ class Receiver(ChannelEnd):
         self._references.codec = parse_codec(bytes(codec.tolist()).decode())
 
 
-def _moved(packet: Packet, device: torch.device | str) -> Packet:
-    def moved(payload: Payload) -> Payload:
-        return Payload(payload.spec, tuple(p.to(device) for p in payload.parts))
+def settled(packet: Packet) -> Packet:
+    """Return a packet that was not packed, with what was to be asked of its device asked.
 
-    return replace(packet, sections=tuple(replace(s, payload=moved(s.payload)) for s in packet.sections))
+    Errors: as of ``wire.pack``.
+    """
+    if packet.verdicts is None:
+        return packet
+    lengths = packet.verdicts.settle()
+    cut = [tuple(p[: lengths.get(id(p), p.numel())] for p in s.payload.parts) for s in packet.sections]
+    return replace(with_parts(packet, cut), verdicts=None)
+
+
+def moved(packet: Packet, device: torch.device) -> Packet:
+    """Return a packet with its parts on ``device``: in one copy, if they are on the CPU."""
+    parts = [p for s in packet.sections for p in s.payload.parts]
+    if all(p.device.type == device.type for p in parts):
+        return packet
+    if all(p.device.type == "cpu" for p in parts):
+        views, layout = staging.to_host(parts).views(), [(p.dtype, p.numel()) for p in parts]
+        there = iter(staging.put_together(views, layout, device))
+    else:
+        there = iter(staging.to_host(parts).tensors())
+    return with_parts(
+        packet, [tuple(next(there).to(device) for _ in s.payload.parts) for s in packet.sections]
+    )
+
+
+def with_parts(packet: Packet, parts: Sequence[tuple[Tensor, ...]]) -> Packet:
+    """Return a packet with other parts, a tuple for each section."""
+    payloads = [Payload(s.payload.spec, own) for s, own in zip(packet.sections, parts, strict=True)]
+    sections = zip(packet.sections, payloads, strict=True)
+    return replace(packet, sections=tuple(replace(s, payload=payload) for s, payload in sections))
 
 
 def _decode(section: Section) -> Tensor:
@@ -430,31 +501,3 @@ def state_keys(mem: Memory, keys: Sequence[int], slots: Sequence[int] | None) ->
     slots = range(len(keys)) if slots is None else slots
     require(len(slots) == len(keys), InputError, f"{len(keys)} samples need as many slots, got {len(slots)}")
     return sample_ids(slots)
-
-
-def check_finite(x: Tensor) -> None:
-    """Raise ``InputError`` for a NaN or an infinity in what will be remembered: no later message mends it."""
-    if x.numel() and not all(math.isfinite(bound) for bound in torch.aminmax(x)):  # a NaN is both
-        raise InputError("a NaN or infinite value cannot be remembered; look for the overflow that made it")
-
-
-def checks(x: Tensor) -> list[int]:
-    """Return a 32-bit sum for each row of ``x`` [B, ...], float32: equal bits, equal sums."""
-    words = x.contiguous().view(torch.int32).reshape(len(x), math.prod(x.shape[1:]))
-    return [v & 0xFFFFFFFF for v in words.sum(1, dtype=torch.int32).cpu().tolist()]  # modulo 2**32
-
-
-def some_rows(x: Tensor, rows: list[int]) -> Tensor:
-    """Return these rows of ``x``, itself where they are all."""
-    return x if len(rows) == len(x) else x[rows]
-
-
-def merged(outputs: list[tuple[list[int], Tensor]]) -> Tensor:
-    """Return the tensor of which each output has some rows."""
-    if len(outputs) == 1:
-        return outputs[0][1]
-    first = outputs[0][1]
-    x_hat = first.new_empty((sum(len(rows) for rows, _ in outputs), *first.shape[1:]))
-    for rows, x in outputs:
-        x_hat[rows] = x
-    return x_hat

@@ -15,23 +15,17 @@ from __future__ import annotations
 import math
 import struct
 import zlib
-from typing import Any
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import Any, NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.types import (
-    MAX_KEY,
-    Entry,
-    InputError,
-    Mode,
-    Packet,
-    Payload,
-    PayloadError,
-    Section,
-    TensorSpec,
-)
+from thinwire import staging
+from thinwire.channels.entries import ENTRY, Entries
+from thinwire.staging import Data
+from thinwire.types import InputError, Mode, Packet, Payload, PayloadError, Section, TensorSpec
 
 MAGIC = b"TW"
 VERSION = 1
@@ -39,6 +33,8 @@ MAX_NBYTES = 1 << 28  # of the tensor a packet may describe, unless the caller k
 MAX_DIMENSIONS = 8
 MAX_SECTIONS = 4
 MAX_PARTS = 16
+REMEMBERED = 2048  # bytes: what is longer at the head of a packet is read anew each time
+AT_ONCE = 1 << 18  # bytes: a part of unknown length that may have more is not copied before it is known
 
 DTYPES = (
     torch.float32,
@@ -58,27 +54,92 @@ HEAD = struct.Struct("<2sBBI")
 BODY = struct.Struct("<BBBBI")
 LENGTH = struct.Struct("<H")  # of a spec
 SECTION = struct.Struct("<BBH")
-ENTRY = np.dtype([("key", "<u8"), ("version", "<u4"), ("check", "<u4"), ("section", "u1")])
+_SHAPES = [struct.Struct(f"<{n}I") for n in range(MAX_DIMENSIONS + 1)]
+_PARTS = [struct.Struct("<" + "BI" * n) for n in range(MAX_PARTS + 1)]  # dtype and length of each
+_MODES = {int(mode): mode for mode in Mode}
 
 
 def pack(packet: Packet) -> bytes:
-    """Return the packet as bytes."""
-    spec = packet.spec
-    out: list[bytes | memoryview] = []
-    out.append(BODY.pack(CODES[spec.dtype], len(spec.shape), len(packet.sections), 0, len(packet.entries)))
-    out.append(struct.pack(f"<{len(spec.shape)}I", *spec.shape))
-    out += [_text(packet.memory), _text(packet.references)]
-    rows = [(e.key, e.version, e.check, e.section) for e in packet.entries]
-    out.append(np.array(rows, dtype=ENTRY).tobytes())
-    for s in packet.sections:
-        _check_parts(s)
-        out.append(struct.pack("<BB", s.mode, len(s.payload.parts)) + _text(s.codec))
-        out += [struct.pack("<BI", CODES[p.dtype], p.numel()) for p in s.payload.parts]
-    out += [_bytes(p) for s in packet.sections for p in s.payload.parts]
+    """Return the packet as bytes of their own. Errors: as of ``packed``."""
+    data = packed(packet)
+    return data if isinstance(data, bytes) else bytes(data)
+
+
+def packed(packet: Packet) -> bytes | memoryview:
+    """Return the packet as bytes; one of a device in the memory that it crossed to, for the link to send.
+
+    It crosses in one copy, which is waited for here, and nothing copies it again.
+    Errors: ``InputError`` for parts that no packet can hold, and whatever was found wrong on the device with
+    the values in it: the keys' next message is then one that needs no reference.
+    """
+    for section in packet.sections:
+        _check_parts(section)
+    parts = [p for s in packet.sections for p in s.payload.parts]
+    if packet.verdicts is not None or any(p.device.type != "cpu" for p in parts):
+        return _from_device(packet, parts)
+    pieces: list[Data] = [_head(packet, [p.numel() for p in parts]), *staging.to_host(parts).views()]
     crc = 0
-    for piece in out:
+    for piece in pieces:
         crc = zlib.crc32(piece, crc)
-    return b"".join([HEAD.pack(MAGIC, VERSION, 0, crc), *out])
+    return b"".join([HEAD.pack(MAGIC, VERSION, 0, crc), *pieces])
+
+
+def _from_device(packet: Packet, parts: list[Tensor]) -> memoryview:
+    """Return the packet as bytes in the memory that it was copied to, its head written before the parts."""
+    entries, verdicts = Entries.of(packet.entries), packet.verdicts
+    lengths: dict[int, int] = {}
+    if verdicts is not None and any(p.nbytes > AT_ONCE for p in verdicts.shortened()):
+        lengths, verdicts = verdicts.settle(), None
+        parts = [p[: lengths.get(id(p), p.numel())] for p in parts]
+    asked = [] if entries.sums is None else [entries.sums]
+    asked += [] if verdicts is None else verdicts.tensors()
+    lead = HEAD.size + _head_nbytes(packet)
+    staged = staging.to_host([*parts, *asked], lead, align=1)
+    data, read = staged.wait(), staged.tensors(len(parts))
+    if entries.sums is not None:
+        entries.checked(read.pop(0))
+    if verdicts is not None:
+        lengths = verdicts.settle(read)
+    counts = [lengths.get(id(p), p.numel()) for p in parts]
+    end = start = lead
+    for part, n in zip(parts, counts, strict=True):
+        data[end : end + n * part.itemsize] = data[start : start + n * part.itemsize]
+        end, start = end + n * part.itemsize, start + part.nbytes
+    data[HEAD.size : lead] = _head(packet, counts)
+    data[: HEAD.size] = HEAD.pack(MAGIC, VERSION, 0, zlib.crc32(data[HEAD.size : end]))
+    return data[:end]
+
+
+def _head(packet: Packet, counts: Sequence[int]) -> bytes:
+    """Return what stands before the parts, of ``counts`` values each, without the check sum in front."""
+    pieces = [_front(packet.spec, packet.memory, packet.references, len(packet.sections))]
+    pieces.append(Entries.of(packet.entries).pack())
+    at = 0
+    for s in packet.sections:
+        n = len(s.payload.parts)
+        codes = [CODES[p.dtype] for p in s.payload.parts]
+        layout = [x for pair in zip(codes, counts[at : at + n], strict=True) for x in pair]
+        pieces += _section_front(s.mode, n, s.codec), _PARTS[n].pack(*layout)
+        at += n
+    return b"".join(pieces)
+
+
+def _head_nbytes(packet: Packet) -> int:
+    front = _front(packet.spec, packet.memory, packet.references, len(packet.sections))
+    heads = sum(SECTION.size + len(s.codec) + 5 * len(s.payload.parts) for s in packet.sections)
+    return len(front) + ENTRY.itemsize * len(packet.entries) + heads
+
+
+@lru_cache(maxsize=256)
+def _front(spec: TensorSpec, memory: str, references: str, sections: int) -> bytes:
+    shape = spec.shape
+    body = BODY.pack(CODES[spec.dtype], len(shape), sections, 0, shape[0])
+    return b"".join([body, _SHAPES[len(shape)].pack(*shape), _text(memory), _text(references)])
+
+
+@lru_cache(maxsize=256)
+def _section_front(mode: Mode, parts: int, codec: str) -> bytes:
+    return bytes((mode, parts)) + _text(codec)
 
 
 def _check_parts(section: Section) -> None:
@@ -101,12 +162,8 @@ def _text(text: str) -> bytes:
     return LENGTH.pack(len(raw)) + raw
 
 
-def _bytes(part: Tensor) -> memoryview:
-    return part.detach().cpu().contiguous().view(torch.uint8).numpy().data
-
-
-def unpack(data: bytes | bytearray | memoryview, max_nbytes: int = MAX_NBYTES) -> Packet:
-    """Return the packet in ``data``.
+def unpack(data: Data, max_nbytes: int = MAX_NBYTES, device: torch.device | str = "cpu") -> Packet:
+    """Return the packet in ``data``, its parts on ``device``: there in one copy.
 
     Errors: ``PayloadError`` for anything else than the whole of one valid packet, and for a packet whose
     tensor would take more than ``max_nbytes``; nothing is allocated beyond the size of ``data``.
@@ -119,28 +176,62 @@ def unpack(data: bytes | bytearray | memoryview, max_nbytes: int = MAX_NBYTES) -
         raise PayloadError(f"wire version {version} is not {VERSION}; update the older end")
     if zlib.crc32(reader.data[HEAD.size :]) != crc:
         raise PayloadError("a packet's checksum does not match: it was damaged")
+    front = _read_front(reader)
+    spec, n, sections = front.spec, front.spec.shape[0], front.sections
+    if front.nbytes > max_nbytes:
+        raise PayloadError(f"a packet for {front.nbytes} bytes is over the limit of {max_nbytes}")
+    entries, rows = Entries.unpack(reader.take(n * ENTRY.itemsize), sections)
+    heads = [_section_head(reader) for _ in range(sections)]
+    layout = [form for _, _, own in heads for form in own]
+    pieces = [reader.take(length * dtype.itemsize) for dtype, length in layout]
+    if left := len(reader.data) - reader.at:
+        raise PayloadError(f"{left} bytes too many behind a packet")
+    parts = iter(staging.put_together(pieces, layout, device))
+    found = []
+    for (mode, codec, own), k in zip(heads, rows, strict=True):
+        own_spec = TensorSpec((k, *spec.shape[1:]), spec.dtype)
+        found.append(Section(mode, codec, Payload(own_spec, tuple([next(parts) for _ in own]))))
+    return Packet(spec, front.memory, front.references, entries, tuple(found))
+
+
+class Front(NamedTuple):
+    """What stands before the entries."""
+
+    spec: TensorSpec
+    sections: int
+    memory: str
+    references: str
+    nbytes: int  # of the tensor; zeros of its shape count as ones
+
+
+def _read_front(reader: _PacketCursor) -> Front:
+    """Return what stands before the entries: the same in each packet of a channel, and so read once."""
+    start = reader.at
+    dimensions = reader.take(BODY.size)[1]
+    reader.take(4 * dimensions)
+    for _ in ("memory", "references"):
+        reader.take(*reader.unpack(LENGTH))
+    raw = bytes(reader.data[start : reader.at])
+    return _known_front(raw) if len(raw) <= REMEMBERED else _parsed_front(raw)
+
+
+def _parsed_front(raw: bytes) -> Front:
+    reader = _PacketCursor(raw)
     dtype, dimensions, sections, zero, n = reader.unpack(BODY)
     if zero or not 0 < dimensions <= MAX_DIMENSIONS:
         raise PayloadError(f"a packet of {dimensions} dimensions")
     if not 0 < sections <= MAX_SECTIONS:
         raise PayloadError(f"a packet of {sections} sections")
-    spec = TensorSpec(reader.unpack(struct.Struct(f"<{dimensions}I")), _dtype(dtype))
+    spec = TensorSpec(reader.unpack(_SHAPES[dimensions]), _dtype(dtype))
     if not 0 < n == spec.shape[0]:
         raise PayloadError(f"{n} entries for a tensor of shape {spec.shape}")
     # Zeros count as ones: an empty tensor could still claim any number of rows or channels.
     nbytes = math.prod([max(1, d) for d in spec.shape]) * spec.dtype.itemsize
-    if nbytes > max_nbytes:
-        raise PayloadError(f"a packet for {nbytes} bytes is over the limit of {max_nbytes}")
     memory, references = reader.text(*reader.unpack(LENGTH)), reader.text(*reader.unpack(LENGTH))
-    entries, rows = _entries(reader, n, sections)
-    heads = [_section_head(reader) for _ in range(sections)]
-    found = []
-    for (mode, codec, layout), k in zip(heads, rows, strict=True):
-        parts = tuple([reader.tensor(d, length) for d, length in layout])
-        found.append(Section(mode, codec, Payload(TensorSpec((k, *spec.shape[1:]), spec.dtype), parts)))
-    if left := len(reader.data) - reader.at:
-        raise PayloadError(f"{left} bytes too many behind a packet")
-    return Packet(spec, memory, references, entries, tuple(found))
+    return Front(spec, sections, memory, references, nbytes)
+
+
+_known_front = lru_cache(maxsize=256)(_parsed_front)
 
 
 def _dtype(code: int) -> torch.dtype:
@@ -149,35 +240,22 @@ def _dtype(code: int) -> torch.dtype:
     return DTYPES[code]
 
 
-def _entries(reader: _PacketCursor, n: int, sections: int) -> tuple[tuple[Entry, ...], list[int]]:
-    """Return the entries, and how many each section has."""
-    raw = np.frombuffer(reader.take(n * ENTRY.itemsize), dtype=ENTRY)
-    rows = np.bincount(raw["section"], minlength=sections).tolist()
-    if len(rows) > sections or not all(rows):
-        raise PayloadError("entries and sections of a packet do not match")
-    keys = raw["key"].tolist()
-    if len(set(keys)) < n or max(keys) >= MAX_KEY:
-        raise PayloadError("keys of a packet that are not distinct")
-    others = (raw[name].tolist() for name in ("version", "section", "check"))
-    return tuple(map(Entry, keys, *others)), rows
-
-
 def _section_head(reader: _PacketCursor) -> tuple[Mode, str, list[tuple[torch.dtype, int]]]:
     mode, parts, length = reader.unpack(SECTION)
-    if mode not in Mode.__members__.values() or parts > MAX_PARTS:
+    if mode not in _MODES or parts > MAX_PARTS:
         raise PayloadError(f"a section of mode {mode} with {parts} parts")
     codec = reader.text(length)
-    found = reader.unpack(struct.Struct("<" + "BI" * parts))
+    found = reader.unpack(_PARTS[parts])
     layout = [(_dtype(code), n) for code, n in zip(found[::2], found[1::2], strict=True)]
-    if torch.bool in dict(layout):
+    if any(dtype == torch.bool for dtype, _ in layout):
         raise PayloadError("a part of truth values, which go as bits")
-    return Mode(mode), codec, layout
+    return _MODES[mode], codec, layout
 
 
 class _PacketCursor:
     """A ``ByteCursor`` over a packet, here so that a packet is read in one place."""
 
-    def __init__(self, data: bytes | bytearray | memoryview) -> None:
+    def __init__(self, data: Data) -> None:
         self.data, self.at = memoryview(data).cast("B"), 0
 
     def take(self, n: int) -> memoryview:
@@ -194,7 +272,3 @@ class _PacketCursor:
             return bytes(self.take(n)).decode("ascii")
         except UnicodeDecodeError as e:
             raise PayloadError("a spec in a packet is not ASCII") from e
-
-    def tensor(self, dtype: torch.dtype, n: int) -> Tensor:
-        raw = bytearray(self.take(n * dtype.itemsize))  # a copy: aligned, writable, and free of the packet
-        return torch.frombuffer(raw, dtype=dtype) if raw else torch.empty(0, dtype=dtype, device="cpu")

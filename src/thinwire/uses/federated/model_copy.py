@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from thinwire.channels import wire
-from thinwire.channels.channel import SHARED, Receiver, checks
+from thinwire.channels.channel import SHARED, Receiver
 from thinwire.channels.memory import Delta
+from thinwire.channels.rows import checks
 from thinwire.codecs import Raw
 from thinwire.state.layout import Layout
 from thinwire.state.patches.patch import Patch
