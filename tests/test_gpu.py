@@ -17,7 +17,7 @@ from thinwire.channels.channel import Receiver, Scheme, Sender
 from thinwire.channels.disk import DiskStore
 from thinwire.channels.memory import Delta, Memory
 from thinwire.channels.references import TensorStore
-from thinwire.codecs import Entropy, Sink, Uniform, roundtrip
+from thinwire.codecs import Cast, Entropy, Sink, Uniform, roundtrip
 from thinwire.types import Payload
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -104,3 +104,22 @@ def test_references_come_back_to_the_device(kind: str, device: torch.device) -> 
             assert is_on(x_hat, device)
             assert torch.equal(plain.decode(wire.unpack(wire.pack(packet))), x_hat.cpu())
         store.close()
+
+
+@cuda
+def test_a_card_encodes_without_being_waited_for() -> None:
+    for scheme in (
+        Scheme(Cast(), Delta()),
+        Scheme(Uniform(4), Delta(), Uniform(8), INT8),
+        Scheme(Uniform(4)),
+    ):
+        sender = Sender(scheme)
+        for ids in ([0, 1, 2], [0, 1, 2], [2, 3, 1]):
+            x = torch.randn(3, 40, 64, device="cuda")
+            torch.cuda.synchronize()
+            torch.cuda.set_sync_debug_mode("error")
+            try:
+                packet, _ = sender.encode(x, ids)
+            finally:
+                torch.cuda.set_sync_debug_mode("default")
+            wire.packed(packet)

@@ -157,13 +157,60 @@ def put_together(
 
 def _there(host: Tensor, device: torch.device) -> Tensor:
     if device.type != "cuda":
-        return host.to(device)
+        return host.to(device, non_blocking=True)  # of no effect where torch cannot tell when it is done
     now, side = torch.cuda.current_stream(device), _stream(device)
     with torch.cuda.stream(side):  # in memory of its own: no copy waits for what the caller computes
         whole = host.to(device, non_blocking=True)
     now.wait_stream(side)
     whole.record_stream(now)
     return whole
+
+
+class Beside:
+    """A stream of its owner's on each CUDA device: what one end codes runs beside what the caller computes.
+
+    Work of one owner keeps its order, whichever threads ask for it. Elsewhere than on CUDA nothing changes.
+    """
+
+    def __init__(self) -> None:
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
+
+    @contextmanager
+    def on(self, device: torch.device, behind: torch.cuda.Event | None = None) -> Iterator[None]:
+        """Queue what this thread asks of ``device`` on the stream, behind an event of ``moment``."""
+        if device.type != "cuda":
+            yield
+            return
+        stream = self._streams.get(device)
+        if stream is None:
+            stream = self._streams[device] = torch.cuda.Stream(device)
+        if behind is not None:
+            stream.wait_event(behind)
+        with torch.cuda.stream(stream):
+            yield
+
+    def wait(self) -> None:
+        """Wait until all that was queued is done."""
+        for stream in self._streams.values():
+            stream.synchronize()
+
+
+def moment(device: torch.device) -> torch.cuda.Event | None:
+    """Return when all is done that this thread queued on ``device``; None where nothing is queued."""
+    if device.type != "cuda":
+        return None
+    event = torch.cuda.Event()
+    event.record(torch.cuda.current_stream(device))
+    return event
+
+
+def used_here(x: Tensor, behind: torch.cuda.Event | None = None) -> None:
+    """Let this thread's stream use ``x``, of another stream, behind an event of ``moment``."""
+    if x.device.type == "cuda":
+        now = torch.cuda.current_stream(x.device)
+        if behind is not None:
+            now.wait_event(behind)
+        x.record_stream(now)
 
 
 def _bytes(part: Tensor) -> Tensor:

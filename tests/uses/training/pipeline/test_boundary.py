@@ -9,10 +9,13 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from each import each
+from other_device import DEVICE, Elsewhere
 
 from thinwire.channels.channel import Scheme
+from thinwire.channels.memory import Delta
 from thinwire.channels.references import TensorStore
-from thinwire.codecs import Raw, Uniform
+from thinwire.codecs import Cast, Raw, Uniform
 from thinwire.links import Mailbox, loopback_pair
 from thinwire.types import ThinwireError
 from thinwire.uses.training.pipeline.boundary import Incoming, NotFinite, Outgoing, StageTally
@@ -111,3 +114,85 @@ def test_a_lane_that_waits_does_not_keep_the_interpreter():
         "raise SystemExit(0 if queued.cancelled() else 1)\n"
     )
     assert subprocess.run([sys.executable, "-c", code], timeout=120).returncode == 0
+
+
+class Across:
+    """Neighbours whose messages are at the other end at once; each end takes this one for its peer."""
+
+    def __init__(self):
+        self.mailbox, self.bodies = self, {}
+
+    def send(self, tag, body, label="control"):
+        self.bodies[tag], done = bytes(body), Future()
+        done.set_result(None)
+        return done
+
+    def get(self, tag, deadline, what):
+        return self.bodies.pop(tag)
+
+    def wire_bytes(self, tag, nbytes):
+        return nbytes
+
+    def fail(self, error):
+        self.error = error
+
+
+def ends(scheme):
+    out = Outgoing("forward", 0, scheme, TensorStore(), StageTally(), own_lane=False)
+    return out, Incoming("forward", 1, TensorStore(), StageTally(), 60.0, own_lane=False), Across()
+
+
+VISITS = ([0, 1, 2], [0, 1, 2], [2, 3, 1])  # first ones, revisits, and both in one message
+SCHEMES = [Scheme(), Scheme(Cast()), Scheme(Cast(), Delta(), Cast("bfloat16"), Cast("float16"))]
+
+
+@each("scheme", SCHEMES)
+def test_a_message_of_a_device_crosses_in_one_copy_each_way_and_is_waited_for_once(scheme):
+    out, into, across = ends(scheme)
+    with Elsewhere() as seen:
+        for step, ids in enumerate(VISITS):
+            x, buffer = torch.randn(3, 4, 32).to(DEVICE), torch.zeros(3, 4, 32).to(DEVICE)
+            seen.clear()
+            out.send(across, step, x, ids, training=True)
+            assert (seen.to_host, seen.to_device, len(seen.waits)) == (1, 0, 1), seen
+            seen.clear()
+            into.expect(step, buffer, across)
+            assert into.land(step, more=False) == ids
+            assert seen.to_device == 1 and seen.to_host <= 1 and len(seen.waits) == seen.to_host, seen
+            assert torch.allclose(buffer.cpu(), x.cpu(), atol=0.02)
+
+
+@each("there, here", [(DEVICE, torch.device("cpu")), (torch.device("cpu"), DEVICE)])
+def test_ends_on_different_devices_agree_to_the_bit(there, here):
+    scheme = Scheme(Uniform(3), Delta(), Uniform(8), Uniform(8))
+    (out, into, across), (plain_out, plain_into, plain) = ends(scheme), ends(scheme)
+    with Elsewhere():
+        for step, ids in enumerate(VISITS):
+            x, same, buffer = torch.randn(3, 4, 32), torch.zeros(3, 4, 32), torch.zeros(3, 4, 32).to(here)
+            for one_out, one_into, peer, given, room in (
+                (out, into, across, x.to(there), buffer),
+                (plain_out, plain_into, plain, x, same),
+            ):
+                one_out.send(peer, step, given, ids, training=True)
+                one_into.expect(step, room, peer)
+                one_into.land(step, more=False)
+            assert torch.equal(buffer.cpu(), same)
+
+
+def test_what_only_the_devices_values_tell_is_refused_when_it_leaves_and_the_channel_goes_on():
+    scheme = Scheme(Cast(), Delta())
+    out, into, across = ends(scheme)
+    with Elsewhere():
+        good, bad = torch.randn(2, 4).to(DEVICE), torch.full((2, 4), torch.nan).to(DEVICE)
+        for step, x in enumerate((good, bad, good)):
+            if x is bad:
+                with pytest.raises(NotFinite, match="activations of stage 0 to 1: a NaN or infinite value"):
+                    out.send(across, step, x, [0, 1], training=True)
+                    out.settle()
+                assert not across.bodies
+                continue
+            out.send(across, step, x, [0, 1], training=True)
+            buffer = torch.zeros(2, 4).to(DEVICE)
+            into.expect(step, buffer, across)
+            into.land(step, more=False)
+        assert torch.equal(buffer.cpu(), good.cpu())  # a keyframe: the reference held what was not sent

@@ -24,8 +24,10 @@ from typing import Any, NamedTuple, Protocol
 import torch
 from torch import Tensor
 
+from thinwire import staging
 from thinwire.channels import wire
 from thinwire.channels.channel import Receiver, Scheme, Sender
+from thinwire.channels.entries import Entries
 from thinwire.channels.references import Store
 from thinwire.links.mailbox import Mailbox
 from thinwire.types import DesyncError, InputError, LinkError, Mode, TensorSpec
@@ -166,6 +168,7 @@ class Outgoing:
         self._to = stage + (1 if way == FORWARD else -1)
         self._lane = lane(f"encode {NAMES[way]} of stage {stage}", own_lane)
         self._lock = threading.Lock()  # a resync request arrives on a link's thread
+        self._beside = staging.Beside()
         self._work: list[Future[None]] = []
         self._posted: Future[None] | None = None
         self._sent: dict[int, tuple[list[int], Tensor]] = {}  # by micro-batch, for a resync within the step
@@ -179,7 +182,8 @@ class Outgoing:
             if self._posted is not None and self._posted.done() and (e := self._posted.exception()):
                 raise LinkError(str(e)) from e
             self._settle(wait=False)
-            self._work.append(self._lane.submit(self._send, peer, mb, x.detach(), ids, training))
+            ready = staging.moment(x.device)  # the lane waits for x there, and for nothing queued after it
+            self._work.append(self._lane.submit(self._send, peer, mb, x.detach(), ids, training, ready))
             self._settle(wait=False)
 
     def settle(self) -> None:
@@ -191,9 +195,19 @@ class Outgoing:
         while self._work and (wait or self._work[0].done()):
             self._work.pop(0).result()
 
-    def _send(self, peer: Neighbour, mb: int, x: Tensor, ids: list[int], training: bool) -> None:
+    def _send(
+        self,
+        peer: Neighbour,
+        mb: int,
+        x: Tensor,
+        ids: list[int],
+        training: bool,
+        ready: torch.cuda.Event | None,
+    ) -> None:
         try:
-            self._encode(peer, mb, x, ids, training)
+            with self._lock, self._beside.on(x.device):
+                staging.used_here(x, ready)
+                self._encode(peer, mb, x, ids, training)
         except Exception as e:
             peer.mailbox.fail(e)  # or this end would wait for an answer to what never left
             raise
@@ -202,20 +216,20 @@ class Outgoing:
         choice = self.choice if training else None
         mode = Mode.DIRECT if not training or (choice and choice.direct) else None
         codec, keyframe = (choice.codec, choice.keyframe) if choice else (None, None)
-        with self._lock:
-            try:
-                packet, x_hat = self.sender.encode(
-                    x, ids, slots(mb, len(x)), codec=codec, keyframe=keyframe, mode=mode
-                )
-            except InputError as e:  # the codec cannot know which tensor it was
-                kind = InputError if x.isfinite().all() else NotFinite
-                raise kind(f"{NAMES[self._way]} of stage {self._stage} to {self._to}: {e}") from e
-            if mode is None and self.scheme.memory.mirrored:
-                self._sent[mb] = (ids, x_hat)
-            self._post(peer, mb, wire.pack(packet), self._way if training else "evaluation")
+        try:
+            packet, x_hat = self.sender.encode(
+                x, ids, slots(mb, len(x)), codec=codec, keyframe=keyframe, mode=mode
+            )
+            data = wire.packed(packet)
+        except InputError as e:  # the codec cannot know which tensor it was
+            kind = InputError if x.isfinite().all() else NotFinite
+            raise kind(f"{NAMES[self._way]} of stage {self._stage} to {self._to}: {e}") from e
+        if mode is None and self.scheme.memory.mirrored:
+            self._sent[mb] = (ids, x_hat)
+        self._post(peer, mb, data, self._way if training else "evaluation")
         self._tally.values[self._way] += x.numel()
 
-    def _post(self, peer: Neighbour, mb: int, data: bytes, label: str) -> None:
+    def _post(self, peer: Neighbour, mb: int, data: staging.Data, label: str) -> None:
         tag = TAG.pack(self._way[0].encode(), self._to, mb)
         self._posted = peer.mailbox.send(tag, data, label)
         self._tally.wire_bytes[self._way] += peer.wire_bytes(tag, len(data))
@@ -231,12 +245,14 @@ class Outgoing:
             if mb not in self._sent:
                 return  # nothing of ours; the asker's deadline names us
             ids, x_hat = self._sent[mb]
-            packet, _ = self.sender.encode(x_hat, ids, slots(mb, len(ids)), mode=Mode.KEYFRAME)
-            self._post(peer, mb, wire.pack(packet), self._way)
+            with self._beside.on(x_hat.device):
+                packet, _ = self.sender.encode(x_hat, ids, slots(mb, len(ids)), mode=Mode.KEYFRAME)
+                self._post(peer, mb, wire.packed(packet), self._way)
 
     def states(self) -> Iterator[dict[str, Tensor]]:
         """Yield references and versions, a little at a time (``Sender.states``)."""
         with self._lock:
+            self._beside.wait()
             yield from self.sender.states()
 
     def close(self) -> None:
@@ -247,11 +263,12 @@ class Outgoing:
 
 
 class Landed(NamedTuple):
-    """A decoded packet: the tensor, the samples' ids, and when it had arrived."""
+    """A decoded packet: the tensor, the samples' ids, when it arrived, and when a device decoded it."""
 
     x_hat: Tensor
     ids: list[int]
     arrived: float
+    decoded: torch.cuda.Event | None
 
 
 class Incoming:
@@ -264,6 +281,7 @@ class Incoming:
         self._way, self._stage, self._tally, self._deadline = way, stage, tally, deadline
         self._from = stage - (1 if way == FORWARD else -1)
         self._ahead = own_lane
+        self._beside = staging.Beside()
         self._lane = lane(f"decode {NAMES[way]} of stage {stage}", own_lane)
         self._awaited: dict[int, tuple[Tensor, Neighbour]] = {}
         self._started: dict[int, Future[Landed]] = {}
@@ -292,6 +310,7 @@ class Incoming:
         self._tally.wait_s -= held_up
         self._tally.decode_s += held_up
         with SecondsIn(self._tally, "decode_s"), torch.no_grad():
+            staging.used_here(landed.x_hat, landed.decoded)
             buffer.copy_(landed.x_hat)
         if more and self._ahead:
             self._started[mb + 1] = self._lane.submit(self._take, peer, mb + 1, spec, buffer.device)
@@ -302,9 +321,11 @@ class Incoming:
         for attempt in range(MAX_RESYNCS + 1):
             data = peer.get(tag, self._deadline, f"{NAMES[self._way]} of micro-batch {mb}")
             arrived = time.perf_counter()
-            packet = wire.unpack(data, max_nbytes=max(4, spec.dtype.itemsize) * spec.numel)
             try:
-                x_hat = self.receiver.decode(packet, slots(mb, spec.shape[0]), expect=spec, device=device)
+                with self._beside.on(device):
+                    packet = wire.unpack(data, max(4, spec.dtype.itemsize) * spec.numel, device)
+                    x_hat = self.receiver.decode(packet, slots(mb, spec.shape[0]), expect=spec)
+                    decoded = staging.moment(device)
             except DesyncError as e:
                 if attempt == MAX_RESYNCS:
                     raise
@@ -312,8 +333,13 @@ class Incoming:
                 asked = RESYNC.pack(b"R", self._way[0].encode(), self._from)
                 peer.mailbox.send(asked, struct.pack("<H", mb), "control")
                 continue
-            return Landed(x_hat, [e.key for e in packet.entries], arrived)
+            return Landed(x_hat, Entries.of(packet.entries).keys, arrived, decoded)
         raise DesyncError(f"{NAMES[self._way]} of micro-batch {mb} stay out of step", ())
+
+    def states(self) -> Iterator[dict[str, Tensor]]:
+        """Yield references and versions, a little at a time (``Receiver.states``)."""
+        self._beside.wait()
+        yield from self.receiver.states()
 
     def close(self) -> None:
         """Await no more packets, and free the references."""

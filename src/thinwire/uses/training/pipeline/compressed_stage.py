@@ -60,8 +60,8 @@ class CompressedStage(PipelineStage):
     - ``recipe``: the schemes of both directions;
     - ``deadline``: a wait on a neighbour fails after so many seconds without any data;
     - ``store``: makes the stores of references (default: in memory; ``DiskStore`` for more than fits there);
-    - ``overlap``: encode and decode on threads of their own, beside the compute. On a GPU, train on the
-      default stream then, because these threads use it;
+    - ``overlap``: encode and decode on threads of their own, beside the compute; on a GPU also on streams
+      of their own;
     - ``on_samples``: called with the sample ids of a micro-batch before its forward pass in training.
 
     Before each ``schedule.step`` call ``begin(ids, microbatches)`` on the first stage. References are kept by
@@ -289,7 +289,7 @@ class CompressedStage(PipelineStage):
     def reference_states(self) -> dict[str, Iterator[dict[str, Tensor]]]:
         """Return iterators over all references, by end: send or recv, forward or backward."""
         ends = {f"send.{way}": out.states() for way, out in self._out.items()}
-        return ends | {f"recv.{way}": end.receiver.states() for way, end in self._in.items()}
+        return ends | {f"recv.{way}": end.states() for way, end in self._in.items()}
 
     def load_reference_states(self, ends: Mapping[str, Iterable[Mapping[str, Tensor]]]) -> None:
         """Load what ``reference_states`` returned. Do so at both ends of a boundary, or at neither."""
