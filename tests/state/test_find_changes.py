@@ -11,10 +11,12 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from thinwire.state import find_changes, intake
+from thinwire.state import layout as layouts
 from thinwire.state.find_changes import changed, word_dtype, words_of
-from thinwire.state.layout import Slot
+from thinwire.state.layout import Layout, Slot
 from thinwire.state.lossy import settle, values
 from thinwire.state.patch_code.indexing import where
+from thinwire.state.words import filled
 from thinwire.types import InputError
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int8, torch.int64, torch.bool]
@@ -123,21 +125,26 @@ def test_a_lossy_tensor_that_cannot_be_held_moves_nothing(
     assert np.array_equal(words, before)
 
 
-def test_a_lossy_tensor_is_first_taken_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_first_version_is_taken_piece_by_piece(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A slot of 2**31 elements has positions that no int32 holds, and one of any order is copied once."""
     x, taken = tensor(5, 1000).nan_to_num(0, 0, 0).clamp(-9, 9).view(10, 100), []
 
-    def noted(new: Tensor, *args: object, **kwargs: object) -> None:
+    def noted(new: Tensor, *args: object, **kwargs: object) -> object:
         taken.append(new.numel())
-        settle(new, *args, **kwargs)
+        return settle(new, *args, **kwargs)
 
     expected = np.zeros(1000, dtype=np.int32)
     settle(x, expected, 0.1, dtype=torch.bfloat16)
-    monkeypatch.setattr(intake, "PIECE", 64)
+    monkeypatch.setattr(layouts, "PIECE", 64)
+    monkeypatch.setattr(intake, "BATCH", 1000)
     monkeypatch.setattr(intake, "settle", noted)
-    words = np.zeros(1000, dtype=np.int32)
-    intake.fill(Slot("wte", (10, 100), torch.bfloat16, 0.1), x, words)
-    assert np.array_equal(words, expected)
-    assert taken == [64] * 15 + [40], "a slot of 2**31 elements has positions that no int32 holds"
+    state = {"wte": x, "turned": x.t(), "other": x}
+    layout = Layout(tuple(Slot(n, tuple(y.shape), torch.bfloat16, 0.1) for n, y in state.items()))
+    words = filled(layout, list(state.values()))
+    assert np.array_equal(words.slot(0), expected) and np.array_equal(words.slot(2), expected)
+    assert np.array_equal(words.slot(1).reshape(100, 10), expected.reshape(10, 100).T)
+    assert sorted(taken) == sorted(([64] * 15 + [40]) * 3)
+    assert [len(own) for own in intake.batches(layout)] == [16, 16, 16]
 
 
 @each("bound", [0.0, -1.0, float("nan"), float("inf"), 1e-300])

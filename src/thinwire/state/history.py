@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
@@ -18,10 +19,12 @@ from thinwire.state.find_changes import Changes
 from thinwire.state.intake import Overflows
 from thinwire.state.layout import MAX_NBYTES, Layout
 from thinwire.state.log import ChangeLog, LogEntry, Past, logged, merge
+from thinwire.state.patch_code.blocks import Block
 from thinwire.state.patches import body, moves
 from thinwire.state.patches.draft import Draft, Ends, Lane, More, drafted, in_use
 from thinwire.state.patches.moves import Move, Reading
 from thinwire.state.patches.patch import MAX_VERSION, Meta, Patch, Version, check_meta, is_time
+from thinwire.state.threads import by_runs
 from thinwire.state.words import Words, filled, named
 from thinwire.types import DesyncError, InputError, require
 
@@ -149,15 +152,27 @@ class History:
 
         Returns by how much the hash moves.
         """
-        step, flat, last, look = 0, None, -1, self.overflows.look
-        for i, piece in enumerate(self.layout.blocks()):
-            slot = self.layout.slots[piece.slot]
-            if piece.slot != last or flat is None:
-                flat, last = intake.flat(slot, found[piece.slot], look), piece.slot
-            words, known = self._overwrite(i), len(made)
-            intake.take(slot, flat[piece.start : piece.stop], words, partial(_note, made, i), look)
-            step += moves.hash_of(made[known:])  # while the words are in a cache
-        return step
+        pieces, look = self.layout.blocks(), self.overflows.look
+        steps = list[int]()
+        for own in intake.batches(self.layout):
+            flats = {
+                i: intake.flat(self.layout.slots[i], found[i], look) for i in {pieces[p].slot for p in own}
+            }
+
+            def take(run: slice) -> int:
+                return content.add(*(self._take_piece(p, flats[pieces[p].slot], made) for p in own[run]))
+
+            steps += by_runs(take, [pieces[p].numel for p in own])
+        made.sort(key=lambda move: move.piece)
+        return content.add(*steps)
+
+    def _take_piece(self, index: int, flat: Tensor, made: list[Move]) -> int:
+        piece, words = self.layout.blocks()[index], self._overwrite(index)
+        slot, new = self.layout.slots[piece.slot], flat[piece.start : piece.stop]
+        took = intake.take(slot, new, words, partial(_note, made, index), self.overflows.look)
+        if not len(took.old):
+            return 0
+        return content.moved(took.positions, took.old, took.new, index)  # while the words are in a cache
 
     def _advance(self, version: Version, made: list[Move], base: int = 0) -> Version:
         """Note what led to ``version``; ``base``: what is held is called that, where it has no number."""
@@ -317,8 +332,14 @@ class History:
         try:
             pieces = self.layout.blocks()
             merged = merge(entries, pieces)
-            known = {i: m.difference(pieces[i].numel) for i, m in latest.items()}
-            changes = {i: known.get(i) or past.difference(change, i) for i, change in merged.changes.items()}
+            changed = list(merged.changes.items())
+
+            def differences(run: slice) -> list[tuple[int, Block]]:
+                known = {i: latest[i].difference(pieces[i].numel) for i, _ in changed[run] if i in latest}
+                return [(i, known.get(i) or past.difference(change, i)) for i, change in changed[run]]
+
+            found = by_runs(differences, [len(change.old) for _, change in changed])
+            changes = dict(chain.from_iterable(found))
             sections = body.changes(
                 self.layout, changes, lambda i, *run: past.before(merged.changes[i], i, *run)
             )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import threading
 import warnings
 from collections.abc import Callable, Iterable
 from functools import lru_cache, partial
@@ -11,25 +12,39 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from thinwire.state.find_changes import Changes, Keep, changed, words_of
-from thinwire.state.layout import BARE, INTEGERS, PIECE, WORDS, Array, Slot, takes_casts
+from thinwire.state.find_changes import Changes, Keep, cast, changed, words_of
+from thinwire.state.layout import BARE, INTEGERS, WORDS, Array, Layout, Slot, takes_casts
 from thinwire.state.lossy import settle
 from thinwire.types import InputError
+
+BATCH = 1 << 28  # elements
 
 Look = Callable[[Slot, Tensor, Array], object]  # told of values that were cast, and of their words
 
 
+def batches(layout: Layout) -> list[range]:
+    """Return runs of pieces that are worked on at once, of whole tensors each: what is copied for one bounded.
+
+    A tensor that lies in memory in another order than it is read has to be.
+    """
+    pieces, found = layout.blocks(), list[range]()
+    start = total = 0
+    for i, piece in enumerate(pieces):
+        if total >= BATCH and not piece.start:
+            found.append(range(start, i))
+            start, total = i, 0
+        total += piece.numel
+    return [*found, range(start, len(pieces))]
+
+
 def fill(slot: Slot, x: Tensor, words: np.ndarray, look: Look | None = None) -> None:
-    """Write ``x`` into ``words`` [numel], which are zeros. Errors: ``InputError`` for NaN in a lossy one."""
-    if slot.bound is None:
-        words[...] = words_of(plain(x).to("cpu", slot.taken).contiguous())
-        if look is not None:
-            look(slot, x, words)
+    """Write ``x`` [n] into ``words`` [n], which are zeros. Errors: ``InputError`` for NaN in a lossy one."""
+    if slot.bound is not None:
+        settle(x, words, slot.bound, slot.name, dtype=slot.dtype)
         return
-    values = flat(slot, x)
-    for at in range(0, words.size, PIECE):  # positions, which nobody wants here, are int32
-        some = slice(at, at + PIECE)
-        settle(values[some], words[some], slot.bound, slot.name, dtype=slot.dtype)
+    cast(x, torch.from_numpy(words).view(slot.taken))
+    if look is not None:
+        look(slot, x, words)
 
 
 def take(
@@ -78,6 +93,7 @@ class Overflows:
         self.strict = strict
         self._found: dict[str, int] = {}
         self._told: set[str] = set()
+        self._lock = threading.Lock()
 
     def begin(self) -> None:
         """Count from here."""
@@ -93,7 +109,8 @@ class Overflows:
         limit = largest(slot.dtype)
         sizes = (x.detach().float() if x.dtype.itemsize == 1 else x.detach()).abs()
         if many := int(((sizes >= limit) & sizes.isfinite()).sum()):
-            self._found[slot.name] = self._found.get(slot.name, 0) + many
+            with self._lock:
+                self._found[slot.name] = self._found.get(slot.name, 0) + many
 
     def tell(self, slots: Iterable[Slot]) -> None:
         """Warn of what was counted since ``begin``, or raise ``InputError``."""

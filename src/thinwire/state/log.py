@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import chain
 from typing import NamedTuple, TypeVar
 
 import numpy as np
@@ -20,6 +21,7 @@ from thinwire.state.patch_code.blocks import Block, block_at
 from thinwire.state.patch_code.classes import block_of
 from thinwire.state.patch_code.indexing import mark, read, where, write
 from thinwire.state.patches.moves import Move
+from thinwire.state.threads import by_runs
 from thinwire.state.words import Words
 
 KEPT = 2  # entries that no budget takes
@@ -168,8 +170,10 @@ def merge(entries: Sequence[LogEntry], pieces: Sequence[Piece]) -> LogEntry:
     for entry in entries:
         for i, change in entry.changes.items():
             by_piece.setdefault(i, []).append(change)
-    merged = {i: _union(found, pieces[i].numel) for i, found in by_piece.items()}
-    return LogEntry(entries[0].base, entries[0].hash, merged)
+    lists = list(by_piece.items())
+    sizes = [sum(len(change.old) for change in found) for _, found in lists]
+    runs = by_runs(lambda run: [(i, _union(found, pieces[i].numel)) for i, found in lists[run]], sizes)
+    return LogEntry(entries[0].base, entries[0].hash, dict(chain.from_iterable(runs)))
 
 
 def _union(found: list[Change], numel: int) -> Change:

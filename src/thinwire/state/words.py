@@ -12,6 +12,7 @@ from torch import Tensor
 from thinwire.state import content, intake
 from thinwire.state.layout import ALIGNED, WORDS, Layout, Slot, form_of, takes_casts
 from thinwire.state.tensor_kinds import check_dense
+from thinwire.state.threads import by_runs
 from thinwire.types import InputError, require
 
 
@@ -33,8 +34,11 @@ class Words:
 
     def copy_from(self, other: Words) -> None:
         """Take over all words of another state of this layout."""
-        for word, array in self.flat.items():
-            np.copyto(array, other.flat[word])
+        by_runs(lambda run: self._copy(other, run), [words.size for words in self._pieces])
+
+    def _copy(self, other: Words, run: slice) -> None:
+        for i in range(len(self._pieces))[run]:
+            np.copyto(self[i], other[i])
 
     def copy(self) -> Words:
         found = Words(self.layout)
@@ -42,9 +46,13 @@ class Words:
         return found
 
     def hash(self) -> int:
-        """Return the content hash, from all words: about 1 ns each."""
-        parts = (content.whole(self[i], i) for i in range(len(self._pieces)))
-        return content.add(content.START, *parts)
+        """Return the content hash, from all words: about 1 ns each, on one core."""
+
+        def part(run: slice) -> int:
+            own = range(len(self._pieces))[run]
+            return content.add(*(content.whole(self[i], i) for i in own))
+
+        return content.add(content.START, *by_runs(part, [words.size for words in self._pieces]))
 
 
 def imprint(tensors: Mapping[str, Tensor], note: str) -> str:
@@ -78,9 +86,17 @@ def _zeros(n: int, word: np.dtype) -> np.ndarray:
 
 def filled(layout: Layout, tensors: list[Tensor], look: intake.Look | None = None) -> Words:
     """Return the words of the tensors of all slots. Errors: ``InputError`` for NaN in a lossy one."""
-    words = Words(layout)
-    for i, (slot, x) in enumerate(zip(layout.slots, tensors, strict=True)):
-        intake.fill(slot, x, words.slot(i), look)
+    words, pieces = Words(layout), layout.blocks()
+    for own in intake.batches(layout):
+        flats = {i: intake.flat(layout.slots[i], tensors[i], look) for i in {pieces[p].slot for p in own}}
+
+        def fill(run: slice) -> None:
+            for p in own[run]:
+                piece = pieces[p]
+                new = flats[piece.slot][piece.start : piece.stop]
+                intake.fill(layout.slots[piece.slot], new, words[p], look)
+
+        by_runs(fill, [pieces[p].numel for p in own])
     return words
 
 

@@ -114,17 +114,18 @@ def test_sections_that_do_not_fit_the_state(sections, match):
         list(bodies.Sections(layout, bodies.CHANGES).through(packed))
 
 
-def test_a_body_has_a_section_for_so_many_changes_and_no_more_than_8(monkeypatch):
+def test_a_body_has_a_section_for_so_many_changes_and_no_more_than_32(monkeypatch):
     state = {f"w{i}": torch.zeros(100) for i in range(40)}
     history = History(Layout.of(state))
     history.publish(state)
-    for changes, expected in ((100_000, 1), (1600, 2), (500, 8), (1, 8)):
+    for changes, expected in ((100_000, 1), (1600, 2), (500, 8), (1, 32)):
         states.in_sections(monkeypatch, changes)
         for x in state.values():
             x += 1
         patch = history.patch(history.publish(state).number - 1)
         found = [len(s.pieces) for s in bodies.Sections(history.layout, bodies.CHANGES).through(patch.body)]
         assert len(found) == expected and sum(found) == 40 and max(found) <= min(found) + 1
+    states.in_sections(monkeypatch, 375)
     for x in [*state.values()][:30]:  # the last ones stay as they are
         x += 1
     patch = history.patch(history.publish(state).number - 1)

@@ -33,6 +33,7 @@ from thinwire.state.patch_code.classes import MAX_CUTS, Look, choose, put_back, 
 from thinwire.state.patch_code.patch_stream import PatchCursor, pack_flags, uvarint
 from thinwire.state.patch_code.planes import at_least, decode_whole, encode_whole
 from thinwire.state.patch_code.positions import MAX_SIZE
+from thinwire.state.threads import by_runs, in_order
 from thinwire.types import InputError, PayloadError, require
 
 CUT = 1 << 22
@@ -65,8 +66,7 @@ def pack_runs(
     In parts: to join tens of MB takes longer than to make them. Which blocks jump and where the cuts between
     classes are is chosen once for all, before the first.
     """
-    for block in blocks:
-        check_block(block, word)
+    by_runs(lambda run: [check_block(block, word) for block in blocks[run]], [b.moved for b in blocks])
     touched = [block.moved > 0 for block in blocks]
     rest, look = list(compress(blocks, touched)), _among(before, touched)
     found = iter(jumped(rest, look) if look else [False] * len(rest))
@@ -74,8 +74,9 @@ def pack_runs(
     still = [some and not jump for some, jump in zip(touched, jumps, strict=True)]
     look = _among(before, still)
     cuts = choose(list(compress(blocks, still)), look) if look else []
-    for run in runs:
-        yield _pack_run(blocks[run], word, _from(before, run), touched[run], jumps[run], cuts)
+    yield from in_order(
+        lambda run: _pack_run(blocks[run], word, _from(before, run), touched[run], jumps[run], cuts), runs
+    )
 
 
 def _pack_run(

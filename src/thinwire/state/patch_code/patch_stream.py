@@ -20,7 +20,7 @@ import numpy as np
 import torch
 
 from thinwire.codecs import zstd
-from thinwire.codecs.kernels.bits import pack_wide, unpack_wide, wide_nbytes
+from thinwire.codecs.kernels.bits import pack, unpack, wide_nbytes
 from thinwire.state.layout import Array
 from thinwire.types import ByteCursor, InputError, PayloadError, require
 
@@ -152,10 +152,24 @@ def _by_width(symbols: Array) -> Iterator[tuple[Array, int]]:
 
 
 def _pack_bits(values: Array, width: int) -> bytes:
-    return pack_wide(torch.from_numpy(values.view(np.int32)), width).numpy().tobytes()
+    """Return the low bits as wide codes; by numpy, which starts no threads of its own."""
+    whole, rest = divmod(width, 8)
+    parts = [(values >> np.uint32(8 * i)).astype(np.uint8).tobytes() for i in range(whole)]
+    if rest:
+        codes = (values >> np.uint32(8 * whole)).astype(np.uint8) & np.uint8((1 << rest) - 1)
+        parts.append(pack(torch.from_numpy(codes), rest).numpy().tobytes())
+    return b"".join(parts)
 
 
 def _unpack_bits(reader: PatchCursor, width: int, n: int) -> Array:
+    whole, rest = divmod(width, 8)
     packed = bytearray(reader.take(wide_nbytes(n, width)))  # a copy: torch wants memory it may write to
-    codes = unpack_wide(torch.frombuffer(packed, dtype=torch.uint8), width, n, torch.int32)
-    return codes.numpy().view(np.uint32)
+    planes = [np.frombuffer(packed, np.uint8, n, i * n) for i in range(whole)]
+    if rest:
+        codes = torch.frombuffer(packed, dtype=torch.uint8, offset=whole * n)
+        planes.append(unpack(codes, rest, n).numpy())
+    found = planes.pop().astype(np.uint32)
+    for plane in reversed(planes):
+        found <<= np.uint32(8)
+        found |= plane
+    return found

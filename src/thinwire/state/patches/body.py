@@ -11,9 +11,8 @@
 from __future__ import annotations
 
 import struct
-from bisect import bisect_left
 from collections.abc import Callable, Generator, Iterable, Iterator, Mapping
-from itertools import accumulate, chain, pairwise
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -22,6 +21,7 @@ from thinwire.state.layout import Layout
 from thinwire.state.patch_code.changes import Block, Look, pack_runs, unpack_blocks
 from thinwire.state.patch_code.planes import decode_whole, encode_whole
 from thinwire.state.patches.patch import MAX_META
+from thinwire.state.threads import cut, in_order
 from thinwire.state.words import Words
 from thinwire.types import ByteCursor, PayloadError, require
 
@@ -33,7 +33,7 @@ HEAD = struct.Struct("<BB")
 SECTION = struct.Struct("<BIQ")
 LENGTH = struct.Struct("<I")
 FEWEST = 1 << 18  # changes in a section, where there are several: each takes 2 ms and up to 1 kB more
-MOST = 8  # sections of a word: with more, hardly less is left to read once the last one is here
+MOST = 32  # sections of a word: they are made and read several at once; more gain little
 PAGE = 1 << 22  # words in a section of a keyframe, at least
 PAGES = 32  # such sections of a word: with four kinds of words they fit a u8
 Plan = list[tuple[np.dtype, int]]  # the words of each section and how many pieces it tells of
@@ -53,7 +53,7 @@ def changes(layout: Layout, found: Mapping[int, Block], before: Look | None = No
     for word, own in _pieces(layout).items():
         none = np.zeros(0, np.int32), np.zeros(0, word)
         blocks = [found.get(i) or Block(layout.blocks()[i].numel, *none) for i in own]
-        runs = _cut([block.moved for block in blocks], FEWEST, MOST)
+        runs = cut([block.moved for block in blocks], FEWEST, MOST)
         packed.append(pack_runs(blocks, word, runs, before and _of(own, before)))
         plan += [(word, len(blocks[run])) for run in runs]
     return _framed(CHANGES, plan, chain.from_iterable(packed))
@@ -64,22 +64,15 @@ def whole(layout: Layout, words: Callable[[int], np.ndarray]) -> Iterator[list[b
     runs = list[tuple[np.dtype, list[int]]]()
     for word, own in _pieces(layout).items():
         sizes = [layout.blocks()[i].numel for i in own]
-        runs += [(word, own[run]) for run in _cut(sizes, PAGE, PAGES)]
+        runs += [(word, own[run]) for run in cut(sizes, PAGE, PAGES)]
     plan = [(word, len(pieces)) for word, pieces in runs]
-    return _framed(WHOLE, plan, ([p for i in pieces for p in _encoded(words(i))] for _, pieces in runs))
+    made = in_order(lambda pieces: [p for i in pieces for p in _encoded(words(i))], [own for _, own in runs])
+    return _framed(WHOLE, plan, made)
 
 
 def _encoded(words: np.ndarray) -> tuple[bytes, bytes]:
     packed = encode_whole(words)
     return LENGTH.pack(len(packed)), packed
-
-
-def _cut(sizes: list[int], fewest: int, most: int) -> list[slice]:
-    """Return runs of about the same sum of ``sizes``: at most ``most``, of at least about ``fewest``."""
-    done = list(accumulate(sizes, initial=0))
-    count = max(1, min(most, done[-1] // fewest))
-    ends = sorted({bisect_left(done, done[-1] * i / count, 1) for i in range(1, count)} | {len(sizes)})
-    return [slice(*ends) for ends in pairwise([0, *ends])]
 
 
 def _framed(kind: int, plan: Plan, sections: Iterable[list[bytes]]) -> Iterator[list[bytes]]:
@@ -94,12 +87,17 @@ def _framed(kind: int, plan: Plan, sections: Iterable[list[bytes]]) -> Iterator[
 
 def unpack_whole(body: bytes, words: Words) -> None:
     """Write all words of a body into ``words``, which a ``PayloadError`` leaves partly written."""
-    for word, pieces, data in Sections(words.layout, WHOLE).through(body):
-        cursor = ByteCursor(data, "a keyframe")
-        for i in pieces:
-            (n,) = cursor.unpack(LENGTH)
-            np.copyto(words[i], decode_whole(cursor.take(n), len(words[i]), word))
-        cursor.close()
+    sections = list(Sections(words.layout, WHOLE).through(body))
+    list(in_order(lambda section: _unpack_pages(section, words), sections))
+
+
+def _unpack_pages(section: PatchSection, words: Words) -> None:
+    word, pieces, data = section
+    cursor = ByteCursor(data, "a keyframe")
+    for i in pieces:
+        (n,) = cursor.unpack(LENGTH)
+        np.copyto(words[i], decode_whole(cursor.take(n), len(words[i]), word))
+    cursor.close()
 
 
 class PatchSection(NamedTuple):

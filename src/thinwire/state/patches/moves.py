@@ -14,6 +14,7 @@ from thinwire.state.patch_code import indexing
 from thinwire.state.patch_code.blocks import Block, block_at
 from thinwire.state.patches import body
 from thinwire.state.patches.patch import Patch, Version
+from thinwire.state.threads import by_runs, in_order
 from thinwire.state.words import Words
 from thinwire.types import DesyncError, PayloadError, require
 
@@ -73,6 +74,7 @@ class Reading:
     def feed(self, data: bytearray) -> None:
         """Read what can be read; ``data`` is all that is here of the patch's body."""
         here, self._sound = len(data), False
+        came = list[body.PatchSection]()
         while self._sections.wanted:
             start = self._sections.at
             stop = start + self._sections.wanted
@@ -80,19 +82,25 @@ class Reading:
                 break
             section = self._sections.take(data[start:stop])  # a copy: more may be appended meanwhile
             if section is not None:
-                self._note(section)
+                came.append(section)
+        self._note(came)
         self._sound = True
 
     def finish(self, patch: Patch) -> list[Move]:
         """Read the rest of ``patch`` and return all it changes; ``DesyncError`` where it leads elsewhere."""
         self._sound = False  # it was for this patch
-        for section in self._sections.through(patch.body):
-            self._note(section)
+        self._note(list(self._sections.through(patch.body)))
         require(content.add(self._held.hash, self._step) == patch.hash, DesyncError, _differs(patch))
         found, self._found = self._found, []  # whoever has them lets go of them
         return found
 
-    def _note(self, section: body.PatchSection) -> None:
+    def _note(self, sections: list[body.PatchSection]) -> None:
+        for made, step in in_order(self._made, sections):
+            self._found += made
+            self._step += step
+
+    def _made(self, section: body.PatchSection) -> tuple[list[Move], int]:
+        """Return what a section changes, and by how much the hash moves."""
         words, made = self._words, list[Move]()
         changes = body.unpack_section(words.layout, section, lambda i, start, stop: words[i][start:stop])
         for i, block in changes.items():
@@ -101,8 +109,7 @@ class Reading:
             diffs += old  # to the new words, in the same memory: fresh memory would take longer than the sum
             made.append(Move(i, positions, old, diffs))
             _check_truths(words.layout, i, made[-1].new)
-        self._found += made
-        self._step += hash_of(made)
+        return made, hash_of(made)
 
 
 def moves(patch: Patch, words: Words, held: Version, reading: Reading | None = None) -> list[Move]:
@@ -142,9 +149,14 @@ def hash_of(found: Iterable[Move]) -> int:
 
 
 def write(words: Words, found: Iterable[Move]) -> None:
-    """Make the moves."""
-    for m in found:
-        indexing.write(words[m.piece], m.positions, m.new)
+    """Make the moves, of which no two are of one piece."""
+    moves = list(found)
+
+    def make(run: slice) -> None:
+        for m in moves[run]:
+            indexing.write(words[m.piece], m.positions, m.new)
+
+    by_runs(make, [len(m.new) for m in moves])
 
 
 def _check_truths(layout: Layout, piece: int, new: np.ndarray) -> None:

@@ -1,0 +1,65 @@
+"""Work on many pieces at once: compiled passes, numpy and coders let other threads run meanwhile.
+
+Threads live for one call: nothing is left of them, and whoever waits for pieces never waits for itself. What
+torch does in such a thread should be small (``QUIET``): above that, each would start torch's own threads.
+"""
+
+from __future__ import annotations
+
+import os
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from itertools import accumulate, pairwise
+from typing import TypeVar
+
+MOST = 16
+WORTH = 1 << 20  # elements that are worth a thread of their own: half a millisecond or more
+QUIET = 3 << 13  # elements of a tensor that torch works on in the thread that asks
+_SHARES = 2  # runs of pieces a thread: not all take as long
+
+Done = TypeVar("Done")
+Given = TypeVar("Given")
+
+
+def cores() -> int:
+    """Return how many threads there may be: one a core that this process may use, at most ``MOST``."""
+    mine = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    return min(MOST, mine)
+
+
+def in_order(work: Callable[[Given], Done], items: Sequence[Given]) -> Iterator[Done]:
+    """Yield what ``work`` returns for each item, in their order; several at once.
+
+    Errors: those of ``work``, once all that was begun is done; what was not begun is left.
+
+    >>> list(in_order(abs, [-2, 3]))
+    [2, 3]
+    """
+    count = min(cores(), len(items))
+    if count < 2:
+        yield from map(work, items)
+        return
+    pool = ThreadPoolExecutor(count, thread_name_prefix="words")
+    try:
+        for future in [pool.submit(work, item) for item in items]:
+            yield future.result()
+    finally:
+        pool.shutdown(cancel_futures=True)
+
+
+def by_runs(work: Callable[[slice], Done], sizes: Sequence[int]) -> list[Done]:
+    """Return what ``work`` returns for runs of pieces of these ``sizes``; small ones share a thread."""
+    return list(in_order(work, cut(sizes, WORTH, _SHARES * cores()))) if sizes else []
+
+
+def cut(sizes: Sequence[int], fewest: int, most: int) -> list[slice]:
+    """Return runs of about the same sum of ``sizes``: at most ``most``, of at least about ``fewest``.
+
+    >>> cut([5, 1, 1, 5], 6, 8)
+    [slice(0, 2, None), slice(2, 4, None)]
+    """
+    done = list(accumulate(sizes, initial=0))
+    count = max(1, min(most, done[-1] // fewest))
+    ends = sorted({bisect_left(done, done[-1] * i / count, 1) for i in range(1, count)} | {len(sizes)})
+    return [slice(*ends) for ends in pairwise([0, *ends])]
