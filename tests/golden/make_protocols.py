@@ -21,7 +21,8 @@ from thinwire.links.relay import handshake
 from thinwire.state import saved
 from thinwire.state.layout import Layout
 from thinwire.state.patches.patch import Version
-from thinwire.state.words import Words, filled
+from thinwire.state.resident import filled
+from thinwire.state.words import Words
 from thinwire.uses.federated.remote.control_messages import Sending
 from thinwire.uses.federated.update_messages import Update, VersionForm, VersionMessage
 from thinwire.uses.following.pull import manifest
@@ -72,7 +73,7 @@ def pieces() -> bytes:
 
 def state() -> tuple[Words, Version]:
     tensors = {"a": torch.arange(6, dtype=torch.float32).reshape(2, 3), "b": torch.ones(3).bfloat16()}
-    words = filled(Layout.of(tensors), list(tensors.values()))
+    words, _ = filled(Layout.of(tensors), list(tensors.values()))
     return words, Version(7, words.hash(), 0.5, {"step": 3})
 
 

@@ -16,7 +16,7 @@ from thinwire.state.find_changes import changed, word_dtype, words_of
 from thinwire.state.layout import Layout, Slot
 from thinwire.state.lossy import settle, values
 from thinwire.state.patch_code.indexing import where
-from thinwire.state.words import filled
+from thinwire.state.resident import filled
 from thinwire.types import InputError
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int8, torch.int64, torch.bool]
@@ -140,11 +140,11 @@ def test_a_first_version_is_taken_piece_by_piece(monkeypatch: pytest.MonkeyPatch
     monkeypatch.setattr(intake, "settle", noted)
     state = {"wte": x, "turned": x.t(), "other": x}
     layout = Layout(tuple(Slot(n, tuple(y.shape), torch.bfloat16, 0.1) for n, y in state.items()))
-    words = filled(layout, list(state.values()))
+    words, _ = filled(layout, list(state.values()))
     assert np.array_equal(words.slot(0), expected) and np.array_equal(words.slot(2), expected)
     assert np.array_equal(words.slot(1).reshape(100, 10), expected.reshape(10, 100).T)
     assert sorted(taken) == sorted(([64] * 15 + [40]) * 3)
-    assert [len(own) for own in intake.batches(layout)] == [16, 16, 16]
+    assert [len(own) for own in intake.batches(layout, [x] * 3)] == [16, 16, 16]
 
 
 @each("bound", [0.0, -1.0, float("nan"), float("inf"), 1e-300])

@@ -17,7 +17,8 @@ from thinwire.state import content
 from thinwire.state import layout as layouts
 from thinwire.state.layout import WORDS, Layout, Slot, TooLarge
 from thinwire.state.patches.patch import Patch, check_meta
-from thinwire.state.words import Words, filled, named
+from thinwire.state.resident import filled
+from thinwire.state.words import Words, named
 from thinwire.types import InputError, PayloadError
 
 
@@ -242,10 +243,10 @@ def test_zeros_are_not_nothing():
 
 def test_words_are_the_bits_that_followers_use():
     state, layout = states.tensors(), states.layout()
-    words = filled(layout, named(layout, state))
+    words, _ = filled(layout, named(layout, state))
     i = layout.index["embed"]
     assert words.slot(i).tobytes() == state["embed"].bfloat16().view(torch.int16).numpy().tobytes()
-    assert words.hash() == filled(layout, named(layout, states.tensors())).hash()
+    assert words.hash() == filled(layout, named(layout, states.tensors()))[0].hash()
 
 
 META = {"step": 3, "loss": 0.5, "name": "a"}

@@ -6,8 +6,8 @@ import threading
 
 import pytest
 import states
-import torch
 from histories import follower, published
+
 from thinwire.state import layout as layouts
 from thinwire.state import threads
 from thinwire.state.threads import in_order

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from thinwire.state import native
 from thinwire.state.layout import Array
-from thinwire.state.patch_code.indexing import where, write
+from thinwire.state.patch_code.indexing import read, where, write
 from thinwire.state.threads import QUIET
 from thinwire.types import InputError, require
 
@@ -126,6 +126,23 @@ def replace(
         for piece in log:
             piece.restore(words)
         raise
+
+
+def replaced(new: Array, words: Array, keep: Keep | None = None) -> Changes:
+    """Write ``new`` [n] into ``words`` [n], and return what changed as ``changed`` does."""
+    return replace(torch.from_numpy(new), words, lambda piece, _: piece.numpy(), "a tensor", True, keep)
+
+
+def listed(at: Array, new: Array, words: Array, keep: Keep | None = None) -> Changes:
+    """Write ``new`` [n] into ``words`` at positions int32 [n], and return that as ``changed`` does."""
+    if at.size * _WHOLE > words.size:
+        found = Changes(None, words.copy(), words, at.size)
+    else:
+        found = Changes(at, read(words, at), new.copy(), at.size)
+    if keep is not None:
+        keep(found)
+    write(words, at, new)
+    return found
 
 
 class _Room:

@@ -15,7 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from thinwire.state import content, intake, saved
-from thinwire.state.find_changes import Changes
+from thinwire.state.find_changes import Changes, listed, replaced
 from thinwire.state.intake import Overflows
 from thinwire.state.layout import MAX_NBYTES, Layout
 from thinwire.state.log import ChangeLog, LogEntry, Past, logged, merge
@@ -24,8 +24,9 @@ from thinwire.state.patches import body, moves
 from thinwire.state.patches.draft import Draft, Ends, Lane, More, drafted, in_use
 from thinwire.state.patches.moves import Move, Reading
 from thinwire.state.patches.patch import MAX_VERSION, Meta, Patch, Version, check_meta, is_time
+from thinwire.state.resident import Found, Resident, filled, placed
 from thinwire.state.threads import by_runs
-from thinwire.state.words import Words, filled, named
+from thinwire.state.words import Words, named
 from thinwire.types import DesyncError, InputError, require
 
 CACHED = 8  # patches to the newest version that are kept, each from another base
@@ -53,6 +54,7 @@ class History:
         require(0 <= start < MAX_VERSION - 1, InputError, f"start={start} is no version number")
         self.layout = layout
         self._words, self.overflows = Words(layout), Overflows()
+        self._residents: list[Resident] = []
         self._log = ChangeLog(layout, layout.nbytes // 4 if budget is None else budget, self._in_use)
         self._users: list[Callable[[], Iterable[int]]] = []
         self._patches, self._keyframes = Lane(), Lane()
@@ -96,9 +98,9 @@ class History:
         Errors: ``InputError`` naming the tensor that does not fit, or when a version is held already.
         """
         require(not self._newest.hash, InputError, f"version {self._newest.number} is held already")
-        words = filled(self.layout, named(self.layout, tensors))
+        words, residents = filled(self.layout, named(self.layout, tensors))
         with self._lock:
-            self._words = words
+            self._words, self._residents = words, residents
             return self._settle(Version(0, words.hash()))
 
     def publish(
@@ -118,9 +120,15 @@ class History:
         self.overflows.begin()
         if not self._newest.number:
             return self._first(found, when, meta)
-        now = content.add(self._newest.hash, self._take(found, made))
+        residents = self._resident(found)
+        now = content.add(self._newest.hash, self._take(found, residents, made))
         self.overflows.tell(self.layout.slots)
-        return self._advance(Version(self._newest.number + 1, now, when, meta, _count(made)), made)
+        number = self._newest.number + 1
+        for resident in residents:
+            resident.settle()
+        version = self._advance(Version(number, now, when, meta, _count(made)), made)
+        self._residents = residents
+        return version
 
     def _whole(self, made: list[Move], step: Callable[[], Version]) -> Version:
         """Return what ``step`` does; after an error or a Ctrl-C all is as it was, what ``made`` names too."""
@@ -137,7 +145,7 @@ class History:
                 raise
 
     def _first(self, found: list[Tensor], when: float, meta: Meta) -> Version:
-        self._words = filled(self.layout, found, self.overflows.look)
+        self._words, self._residents = filled(self.layout, found, self.overflows)
         self.overflows.tell(self.layout.slots)
         return self._settle(Version(self._start + 1, self._words.hash(), when, meta, self.layout.numel))
 
@@ -147,32 +155,52 @@ class History:
         self._newest, self._cache = version, {}
         return version
 
-    def _take(self, found: list[Tensor], made: list[Move]) -> int:
+    def _take(self, found: list[Tensor], residents: list[Resident], made: list[Move]) -> int:
         """Bring the live words up to the tensors, and add to ``made`` what changed.
 
         Returns by how much the hash moves.
         """
-        pieces, look = self.layout.blocks(), self.overflows.look
-        steps = list[int]()
-        for own in intake.batches(self.layout):
-            flats = {
-                i: intake.flat(self.layout.slots[i], found[i], look) for i in {pieces[p].slot for p in own}
-            }
-
-            def take(run: slice) -> int:
-                return content.add(*(self._take_piece(p, flats[pieces[p].slot], made) for p in own[run]))
-
-            steps += by_runs(take, [pieces[p].numel for p in own])
+        steps = [
+            self._take_here(own, intake.flats(self.layout, own, found), made)
+            for own in intake.batches(self.layout, found)
+        ]
+        steps += [self._take_listed(r.changes(found, self.overflows), made) for r in residents]
         made.sort(key=lambda move: move.piece)
         return content.add(*steps)
 
-    def _take_piece(self, index: int, flat: Tensor, made: list[Move]) -> int:
-        piece, words = self.layout.blocks()[index], self._overwrite(index)
-        slot, new = self.layout.slots[piece.slot], flat[piece.start : piece.stop]
-        took = intake.take(slot, new, words, partial(_note, made, index), self.overflows.look)
-        if not len(took.old):
-            return 0
-        return content.moved(took.positions, took.old, took.new, index)  # while the words are in a cache
+    def _take_here(self, own: list[int], flats: dict[int, Tensor], made: list[Move]) -> int:
+        pieces = self.layout.blocks()
+
+        def take(index: int) -> int:
+            piece, words = pieces[index], self._overwrite(index)
+            slot, new = self.layout.slots[piece.slot], flats[piece.slot][piece.start : piece.stop]
+            keep = partial(_note, made, index)
+            return _step(intake.take(slot, new, words, keep, self.overflows.look), index)
+
+        sums = by_runs(lambda run: sum(take(i) for i in own[run]), [pieces[i].numel for i in own])
+        return content.add(*sums)
+
+    def _take_listed(self, found: list[Found], made: list[Move]) -> int:
+        def take(one: Found) -> int:
+            words, keep = self._overwrite(one.piece), partial(_note, made, one.piece)
+            if one.at is None:
+                return _step(replaced(one.new, words, keep), one.piece)
+            return _step(listed(one.at - np.int32(one.start), one.new, words, keep), one.piece)
+
+        sums = by_runs(lambda run: sum(take(one) for one in found[run]), [one.new.size for one in found])
+        return content.add(*sums)
+
+    def _resident(self, found: list[Tensor]) -> list[Resident]:
+        """Return the live words on the devices that tensors are on.
+
+        They are this history's again when the version is settled: after a failure they are copied there anew.
+        """
+        had, self._residents = self._residents, []
+        return [
+            next((r for r in had if r.serves(device, slots)), None)
+            or Resident(self.layout, device, slots).load(self._words)
+            for device, slots in placed(found).items()
+        ]
 
     def _advance(self, version: Version, made: list[Move], base: int = 0) -> Version:
         """Note what led to ``version``; ``base``: what is held is called that, where it has no number."""
@@ -207,6 +235,7 @@ class History:
         target = replace(patch.target, changed=_count(made) if known else self.layout.numel)
 
         def step() -> Version:
+            self._residents = []
             if patch.base:
                 for move in made:
                     self._overwrite(move.piece)
@@ -412,6 +441,11 @@ class History:
 def _note(made: list[Move], piece: int, took: Changes) -> None:
     if len(took.old):
         made.append(Move(piece, *took))
+
+
+def _step(took: Changes, piece: int) -> int:
+    """Return by how much the hash moves; while the words are in a cache."""
+    return content.moved(took.positions, took.old, took.new, piece) if len(took.old) else 0
 
 
 def _count(made: list[Move]) -> int:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import threading
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from functools import lru_cache, partial
 
 import numpy as np
@@ -22,25 +22,36 @@ BATCH = 1 << 28  # elements
 Look = Callable[[Slot, Tensor, Array], object]  # told of values that were cast, and of their words
 
 
-def batches(layout: Layout) -> list[range]:
-    """Return runs of pieces that are worked on at once, of whole tensors each: what is copied for one bounded.
+def batches(layout: Layout, tensors: Sequence[Tensor]) -> list[list[int]]:
+    """Return the pieces of those tensors that are in this machine's memory, as many as are worked on at once.
 
-    A tensor that lies in memory in another order than it is read has to be.
+    Those of one tensor are together: one that lies in memory in another order than it is read is copied.
     """
-    pieces, found = layout.blocks(), list[range]()
-    start = total = 0
-    for i, piece in enumerate(pieces):
+    found, total = [list[int]()], 0
+    for i, piece in enumerate(layout.blocks()):
+        if tensors[piece.slot].device.type != "cpu":
+            continue
         if total >= BATCH and not piece.start:
-            found.append(range(start, i))
-            start, total = i, 0
+            found.append([])
+            total = 0
+        found[-1].append(i)
         total += piece.numel
-    return [*found, range(start, len(pieces))]
+    return found
+
+
+def flats(layout: Layout, pieces: Sequence[int], tensors: Sequence[Tensor]) -> dict[int, Tensor]:
+    """Return the values of each slot of some pieces, 1-D."""
+    slots = {layout.blocks()[i].slot for i in pieces}
+    return {i: plain(tensors[i]).contiguous().reshape(-1) for i in slots}
 
 
 def fill(slot: Slot, x: Tensor, words: np.ndarray, look: Look | None = None) -> None:
     """Write ``x`` [n] into ``words`` [n], which are zeros. Errors: ``InputError`` for NaN in a lossy one."""
     if slot.bound is not None:
         settle(x, words, slot.bound, slot.name, dtype=slot.dtype)
+        return
+    if x.dtype == slot.taken:
+        words[...] = words_of(x)
         return
     cast(x, torch.from_numpy(words).view(slot.taken))
     if look is not None:
@@ -60,16 +71,6 @@ def take(
         seen = None if look is None else partial(look, slot)
         return changed(x, words, slot.taken, slot.name, whole=True, keep=keep, look=seen)
     return settle(x, words, slot.bound, slot.name, whole=True, dtype=slot.dtype, keep=keep)
-
-
-def flat(slot: Slot, x: Tensor, look: Look | None = None) -> Tensor:
-    """Return the values of ``x`` in this machine's memory, 1-D; from another device they come cast."""
-    x = plain(x)
-    if x.device.type != "cpu":
-        there, x = x, (x.to(slot.taken) if slot.bound is None else x.float()).cpu()
-        if look is not None and slot.bound is None:
-            look(slot, there, words_of(x.contiguous()))
-    return x.contiguous().reshape(-1)
 
 
 def plain(x: Tensor) -> Tensor:
@@ -101,15 +102,19 @@ class Overflows:
 
     def look(self, slot: Slot, x: Tensor, words: Array) -> None:
         """Count the values of ``x`` that the slot's dtype cannot hold; ``words`` are what became of it."""
-        if x.dtype == slot.dtype or not words.size or not (takes_casts(x.dtype) and takes_casts(slot.dtype)):
-            return
-        narrower = torch.finfo(x.dtype).max > torch.finfo(slot.dtype).max
-        if not narrower or not _reach_end(words, slot.dtype):
-            return
+        if words.size and narrows(x.dtype, slot.dtype) and _reach_end(words, slot.dtype):
+            self._count(slot, x)
+
+    def note(self, slot: Slot, x: Tensor, largest: int) -> None:
+        """The same where it is known which of the words is the largest without its sign."""
+        if largest >= _end(slot.dtype):
+            self._count(slot, x)
+
+    def _count(self, slot: Slot, x: Tensor) -> None:
         limit = largest(slot.dtype)
         sizes = (x.detach().float() if x.dtype.itemsize == 1 else x.detach()).abs()
         if many := int(((sizes >= limit) & sizes.isfinite()).sum()):
-            with self._lock:
+            with self._lock:  # pieces of one tensor may be looked at at once
                 self._found[slot.name] = self._found.get(slot.name, 0) + many
 
     def tell(self, slots: Iterable[Slot]) -> None:
@@ -124,6 +129,12 @@ class Overflows:
                 raise InputError(f"{text}; publish it in a wider dtype, or scale it")
             self._told.add(slot.name)
             warnings.warn(f"{text}: followers get infinity, NaN or the largest number", stacklevel=8)
+
+
+def narrows(given: torch.dtype, dtype: torch.dtype) -> bool:
+    """Return whether a cast may make infinity, or NaN, of numbers."""
+    casts = given != dtype and takes_casts(given) and takes_casts(dtype)
+    return casts and torch.finfo(given).max > torch.finfo(dtype).max
 
 
 def _reach_end(words: Array, dtype: torch.dtype) -> bool:

@@ -63,6 +63,26 @@ def settle(
         return replace(new, words, moved, name, whole, keep)
 
 
+def settle_there(x: Tensor, held: Tensor, bound: float, dtype: torch.dtype, into: Tensor) -> Tensor:
+    """Write into ``into`` what ``settle`` makes of the words ``held`` [n], on the device of them all.
+
+    Returns, as one truth there, whether a value does not fit its bound. Each step rounds as numpy's does.
+    """
+    step, near = (
+        torch.full((), float(_step(bound, "a tensor")), device=x.device),
+        float(np.float32(bound * _MARGIN)),
+    )
+    x = x.float()
+    far = ~((x - held.float() * step).abs() <= near)  # NaN is never near
+    multiples = (x / step).round()
+    told = multiples * step
+    fits = ((x.double() - told.double()).abs() <= bound) & (multiples.abs() < _MOST)
+    if dtype.itemsize < told.itemsize:
+        fits &= (told.to(dtype).double() - told.double()).abs() <= bound
+    into.copy_(torch.where(far, multiples.to(into.dtype), held))
+    return (far & ~fits).any()
+
+
 def values(words: Array, bound: float, dtype: torch.dtype = torch.float32) -> Tensor:
     """Return what followers use of ``words`` int32 [n]: ``dtype`` [n]."""
     return torch.from_numpy(words.astype(np.float32) * _step(bound, "a tensor")).to(dtype)

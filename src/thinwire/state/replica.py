@@ -17,7 +17,8 @@ from thinwire.state.patch_code.indexing import read, write
 from thinwire.state.patches import moves
 from thinwire.state.patches.moves import Move, Reading
 from thinwire.state.patches.patch import Meta, Patch, Version
-from thinwire.state.words import Words, filled, named
+from thinwire.state.resident import filled
+from thinwire.state.words import Words, named
 from thinwire.types import DesyncError, InputError, LinkError, require
 
 Place = tuple[int, np.ndarray | None]  # a piece, and positions in it
@@ -101,7 +102,7 @@ class Replica:
         """
         with self._applying:
             require(not self._held.hash, InputError, f"version {self._held.number} is held already")
-            words = filled(self.layout, named(self.layout, tensors))
+            words, _ = filled(self.layout, named(self.layout, tensors))
             return self._install(words, Version(0, words.hash()))
 
     def reading(self, base_hash: int) -> Reading | None:

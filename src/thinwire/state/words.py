@@ -84,22 +84,6 @@ def _zeros(n: int, word: np.dtype) -> np.ndarray:
     return raw[start : start + n * word.itemsize].view(word)
 
 
-def filled(layout: Layout, tensors: list[Tensor], look: intake.Look | None = None) -> Words:
-    """Return the words of the tensors of all slots. Errors: ``InputError`` for NaN in a lossy one."""
-    words, pieces = Words(layout), layout.blocks()
-    for own in intake.batches(layout):
-        flats = {i: intake.flat(layout.slots[i], tensors[i], look) for i in {pieces[p].slot for p in own}}
-
-        def fill(run: slice) -> None:
-            for p in own[run]:
-                piece = pieces[p]
-                new = flats[piece.slot][piece.start : piece.stop]
-                intake.fill(layout.slots[piece.slot], new, words[p], look)
-
-        by_runs(fill, [pieces[p].numel for p in own])
-    return words
-
-
 def named(layout: Layout, tensors: Mapping[str, Tensor]) -> list[Tensor]:
     """Return the tensor of each slot.
 
