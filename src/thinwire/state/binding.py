@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Sequence
 from itertools import chain
 
 import numpy as np
@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.state import lossy, tensor_kinds
+from thinwire.state.crossing import Crossing, Place
 from thinwire.state.layout import Layout
 from thinwire.state.words import Words
 from thinwire.types import InputError, require
@@ -159,43 +160,56 @@ class Bound:
         self._found |= {id(x): (weakref.ref(x), slot) for x, slot in found}
         self._unproved |= {id(x) for x, _ in found}
 
-    def point(self, view: View, touched: Container[int] | None = None) -> None:
+    def point(
+        self, view: View, touched: Container[int] | None = None, places: Sequence[Place] | None = None
+    ) -> None:
         """Let each parameter share the memory of its slot, or copy that to where it lives.
 
-        Slots that are not among those ``touched`` are there already; None: any may have changed. Buffers are
-        always copied: a model may write to its own, as batch norm does. What is new is compared with its
-        slot. Errors: ``InputError`` naming one that holds something else.
+        Slots that are not among those ``touched`` are there already; None: any may have changed. ``places``
+        are all where words did; None: anywhere. Buffers are always copied: a model may write to its own, as
+        batch norm does. What is new is compared with its slot. Errors: ``InputError`` naming one that holds
+        something else.
         """
-        touched, self._cut_short = None if self._cut_short else touched, True
+        if self._cut_short:
+            touched = places = None
+        self._cut_short = True
         unproved, self._unproved = self._unproved, set()
+        away = dict[torch.device, Crossing]()
         for tensor, index in self._found.values():
             x, values = tensor(), view.slots[index]
             if x is None:
                 continue
-            own = not isinstance(x, nn.Parameter)
-            if x.device == values.device and not tensor_kinds.is_sharded(x):
+            own, sharded, new = not isinstance(x, nn.Parameter), tensor_kinds.is_sharded(x), id(x) in unproved
+            here = x.device == values.device and not sharded
+            if here:
                 x.data = values = _cloned(values) if own else values
             elif own or touched is None or index in touched:
+                if not sharded:
+                    away.setdefault(x.device, Crossing(view, places)).add(x, index, own or new, new)
+                    continue
                 _copy(x, values)
-            if id(x) in unproved and not _holds(x, values):
-                raise tensor_kinds.unsettable(view.words.layout.slots[index].name, tensor_kinds.article(x))
+            if new and not _holds(x, values):
+                raise _unsettable(view, x, index)
+        for crossing in away.values():
+            for x, index in crossing.go():
+                raise _unsettable(view, x, index)
         self._cut_short = False
 
 
+def _unsettable(view: View, x: Tensor, index: int) -> InputError:
+    return tensor_kinds.unsettable(view.words.layout.slots[index].name, tensor_kinds.article(x))
+
+
 def _copy(x: Tensor, values: Tensor) -> None:
-    if tensor_kinds.is_sharded(x):
-        shard, part = tensor_kinds.shards(x, values)
-        shard.copy_(part)
-    else:
-        x.data.copy_(values, non_blocking=True)
+    shard, part = tensor_kinds.shards(x, values)
+    shard.copy_(part)
 
 
 def _holds(x: Tensor, values: Tensor) -> bool:
-    """Return whether ``x`` has the memory of ``values``, or a copy of them; a shard of its own part."""
-    sharded = tensor_kinds.is_sharded(x)
-    if x.device == values.device and not sharded:
+    """Return whether ``x`` has the memory of ``values``; a shard a copy of its own part."""
+    if not tensor_kinds.is_sharded(x):
         return x.data_ptr() == values.data_ptr() and x.stride() == values.stride()
-    x, values = tensor_kinds.shards(x, values) if sharded else (x.detach(), values)
+    x, values = tensor_kinds.shards(x, values)
     if x.shape != values.shape or x.dtype != values.dtype:
         return False
     return torch.equal(*(y.contiguous().reshape(-1).view(torch.uint8) for y in (x, values.to(x.device))))

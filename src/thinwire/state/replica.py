@@ -7,11 +7,11 @@ import time
 from collections.abc import Mapping
 from pathlib import Path
 
-import numpy as np
 from torch import Tensor, nn
 
 from thinwire.state import binding, saved
 from thinwire.state.binding import View
+from thinwire.state.crossing import Place
 from thinwire.state.layout import MAX_NBYTES, Layout
 from thinwire.state.patch_code.indexing import read, write
 from thinwire.state.patches import moves
@@ -21,7 +21,6 @@ from thinwire.state.resident import filled
 from thinwire.state.words import Words, named
 from thinwire.types import DesyncError, InputError, LinkError, require
 
-Place = tuple[int, np.ndarray | None]  # a piece, and positions in it
 PATIENCE = 0.02  # seconds that a swap waits for words being written; it comes again after the next step
 TIMEOUT = 60.0  # seconds that ``catch_up`` waits for them
 _WHOLE = 8  # a buffer that is behind by more than this share of the words is copied, not caught up
@@ -278,7 +277,7 @@ class Replica:
                 return False
             self._front, self._back = self._back, self._front
             self._shown, self._ready = self._held, False
-            self._bound.point(self._front, self._touched)
+            self._bound.point(self._front, self._touched, self._behind)
         finally:
             self._lock.release()
         self.pause = time.perf_counter() - began

@@ -54,7 +54,7 @@ class _Part(NamedTuple):
 class _Seen(NamedTuple):
     """What one look at a stretch found, on its device; ``now`` where all words are to come."""
 
-    count: Tensor
+    many: Tensor  # words that changed
     ends: Tensor  # of each part the largest word without its sign, or whether it does not fit its bound
     at: Tensor | None = None
     now: Tensor | None = None
@@ -62,7 +62,7 @@ class _Seen(NamedTuple):
     def parts(self) -> list[Tensor]:
         """Return what is to come to the host."""
         at = [] if self.at is None else [self.at.int()]
-        return [self.count, self.ends, *at, *([] if self.now is None else [self.now])]
+        return [self.many, self.ends, *at, *([] if self.now is None else [self.now])]
 
 
 class _Stretch:

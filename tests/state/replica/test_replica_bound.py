@@ -9,8 +9,10 @@ import states
 import torch
 from histories import follower, published
 from replicas import LONG, advance
+from state_devices import DEVICES, on
 
-from thinwire.state import binding
+from thinwire.staging import put_together
+from thinwire.state import crossing
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
 from thinwire.state.replica import Replica
@@ -113,68 +115,91 @@ def test_what_a_model_writes_to_its_own_buffers_is_not_written_to_the_state():
         assert replica.swap() and states.same(dict(model.state_dict()), state)
 
 
-class Elsewhere:
-    """A device that is not there: what was copied to it, by slot."""
+class Layers(torch.nn.Module):
+    """Parameters and a buffer on a device, some in another order in memory than they are read."""
 
-    def __init__(self, monkeypatch, model):
-        self._names = {id(x): name for name, x in model.named_parameters()}
-        self.holds, self.copied, self.broken = {}, [], False
-        monkeypatch.setattr(binding, "_copy", self._copy)
-        monkeypatch.setattr(
-            binding.tensor_kinds, "check_settable", lambda *_: None
-        )  # meta stands for a device
-        monkeypatch.setattr(binding, "_holds", lambda *_: True)
-
-    def _copy(self, x, values):
-        if self.broken:
-            raise RuntimeError("out of memory")
-        self.copied.append(self._names[id(x)])
-        self.holds[self.copied[-1]] = values.clone()
+    def __init__(self, state, device):
+        super().__init__()
+        for name, x in state.items():
+            x = x.to(device)
+            if name == "turned":
+                x = x.t().contiguous().t()
+            if name == "mean":
+                self.register_buffer(name, x)
+            elif name != "head":
+                setattr(self, name, torch.nn.Parameter(x, requires_grad=False))
+        self.head = self.embed
 
 
-def layers(device):
-    return torch.nn.Sequential(*(torch.nn.Linear(3, 2, device=device) for _ in range(4)))
+def held(model, names):
+    return {name: getattr(model, name).detach().cpu() for name in names}
 
 
-@pytest.fixture
-def elsewhere(monkeypatch):
-    state = {name: x.detach().clone() for name, x in layers("cpu").state_dict().items()}
-    history = History(Layout.of(state), budget=1 << 20)
-    history.publish(state)
-    replica, model = follower(history), layers("meta")
-    there = Elsewhere(monkeypatch, model)
-    replica.bind(model)
-    assert states.same(there.holds, state)
-    there.copied.clear()
-    return history, state, replica, there, model
-
-
-@pytest.mark.parametrize("every", [1, 2, 3])
-def test_another_device_gets_what_changed_and_nothing_else(elsewhere, every):
-    history, state, replica, there, _model = elsewhere
-    touched = set()
-    for i in range(2, 40):
-        name = f"{i % 4}.weight"
-        touched.add(name)
-        state[name][0, i % 3] = float(i)
+@pytest.fixture(params=DEVICES)
+def elsewhere(request, monkeypatch):
+    """Return a history, its state, and a replica that brings a model on another device up to that."""
+    device = request.param
+    more = {"turned": torch.randn(14, 15), "mean": torch.randn(5), "complex": torch.randn(9) + 0j}
+    state = states.tensors() | more
+    with on(device, monkeypatch) as seen:
+        history = History(Layout.of(state, None, {"lossy": states.BOUND}), budget=1 << 20)
         history.publish(state)
-        whole = i % 13 == 0  # a keyframe may change anything
+        replica, model = follower(history), Layers(state, device)
+        replica.bind(model)
+        assert states.same(held(model, state), replica.tensors())
+        yield history, state, replica, model, seen
+
+
+@pytest.mark.parametrize("every", [1, 3])
+def test_another_device_gets_what_changed_in_one_copy(elsewhere, every, monkeypatch):
+    history, state, replica, model, seen = elsewhere
+    sent = []
+
+    def counting(raw, *to):
+        sent.append(sum(map(len, raw)))
+        return put_together(raw, *to)
+
+    monkeypatch.setattr(crossing, "put_together", counting)
+    for i in range(2, 14):
+        states.train({n: x for n, x in state.items() if n in states.tensors()}, 0.02, i)
+        state["turned"][i, i] += 1
+        state["complex"][i % 9] += 1
+        history.publish(state)
+        whole = i == 7  # a keyframe may change anything
         replica.apply(history.patch(None if whole else replica.held.number))
-        touched |= set(state) if whole else set()
-        if i % every == 0:
-            assert replica.swap()
-            assert sorted(there.copied) == sorted(touched) and states.same(there.holds, state)
-            there.copied.clear()
-            touched.clear()
+        if i % every:
+            continue
+        sent.clear()
+        if seen:
+            seen.clear()
+        assert replica.swap()
+        if seen:
+            assert seen.to_device == len(seen.waits) == 1 and not seen.to_host
+        assert states.same(held(model, state), replica.tensors())
+        small = sent[0] < history.layout.nbytes / 2
+        assert len(sent) == 1 and small == (i != (7 if every == 1 else 9))
+    monkeypatch.setattr(crossing, "MOST", 100)
+    for name, x in state.items():
+        if name not in ("mask", "head"):
+            x += 1
+    history.publish(state)
+    replica.apply(history.patch(replica.held.number))
+    assert replica.swap() and states.same(held(model, state), replica.tensors()) and len(sent) > 9
 
 
-def test_after_a_copy_that_failed_everything_is_copied(elsewhere):
-    history, state, replica, there, _model = elsewhere
-    for i, broken in enumerate((True, False)):
-        state[f"{i}.weight"] += 1.0
+def test_after_a_copy_that_failed_everything_is_copied(elsewhere, monkeypatch):
+    history, state, replica, model, _seen = elsewhere
+
+    def full(*_args):
+        raise RuntimeError("out of memory")
+
+    for i in range(2):
+        state["mean"][i] += 1.0
+        state["embed"][i] += 1.0
         history.publish(state)
         replica.apply(history.patch(replica.held.number))
-        there.broken = broken
-        with pytest.raises(RuntimeError) if broken else contextlib.nullcontext():
+        with monkeypatch.context() as m, pytest.raises(RuntimeError) if not i else contextlib.nullcontext():
+            if not i:
+                m.setattr(crossing, "put_together", full)
             replica.swap()
-    assert sorted(there.copied) == sorted(state) and states.same(there.holds, state)
+    assert states.same(held(model, state), replica.tensors())

@@ -66,7 +66,12 @@ def pack_runs(
     In parts: to join tens of MB takes longer than to make them. Which blocks jump and where the cuts between
     classes are is chosen once for all, before the first.
     """
-    by_runs(lambda run: [check_block(block, word) for block in blocks[run]], [b.moved for b in blocks])
+
+    def check(run: slice) -> None:
+        for block in blocks[run]:
+            check_block(block, word)
+
+    by_runs(check, [block.moved for block in blocks])
     touched = [block.moved > 0 for block in blocks]
     rest, look = list(compress(blocks, touched)), _among(before, touched)
     found = iter(jumped(rest, look) if look else [False] * len(rest))
