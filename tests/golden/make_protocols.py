@@ -19,9 +19,9 @@ from thinwire.links.hub import station
 from thinwire.links.pair import segment
 from thinwire.links.relay import handshake
 from thinwire.state import saved
+from thinwire.state.devices.resident import filled
 from thinwire.state.layout import Layout
 from thinwire.state.patches.patch import Version
-from thinwire.state.resident import filled
 from thinwire.state.words import Words
 from thinwire.uses.federated.remote.control_messages import Sending
 from thinwire.uses.federated.update_messages import Update, VersionForm, VersionMessage

@@ -10,7 +10,8 @@ import torch
 from other_device import DEVICE, Elsewhere, Seen
 
 from thinwire.state import layout as layouts
-from thinwire.state import resident, tensor_kinds
+from thinwire.state import tensor_kinds
+from thinwire.state.devices import resident
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 DEVICES = [pytest.param(DEVICE, id="make-believe"), pytest.param(torch.device("cuda"), id="cuda", marks=cuda)]

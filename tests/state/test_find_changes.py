@@ -12,11 +12,11 @@ from torch import Tensor
 
 from thinwire.state import find_changes, intake
 from thinwire.state import layout as layouts
+from thinwire.state.devices.resident import filled
 from thinwire.state.find_changes import changed, word_dtype, words_of
 from thinwire.state.layout import Layout, Slot
 from thinwire.state.lossy import settle, values
 from thinwire.state.patch_code.indexing import where
-from thinwire.state.resident import filled
 from thinwire.types import InputError
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int8, torch.int64, torch.bool]

@@ -15,9 +15,9 @@ from hypothesis import strategies as st
 from thinwire.links.inbox import renewed
 from thinwire.state import content
 from thinwire.state import layout as layouts
+from thinwire.state.devices.resident import filled
 from thinwire.state.layout import WORDS, Layout, Slot, TooLarge
 from thinwire.state.patches.patch import Patch, check_meta
-from thinwire.state.resident import filled
 from thinwire.state.words import Words, named
 from thinwire.types import InputError, PayloadError
 

@@ -51,23 +51,23 @@ def test_a_device_publishes_the_bytes_that_the_cpu_does_in_one_copy(
         layout = Layout.of(tensors, torch.bfloat16, {"lossy": states.BOUND})
         here, there = History(layout), History(layout)
         looks = []
-        for i, share in enumerate((0, 0.02, 0.02, 0.02, 0.5, 0.5, 0.1, 0, 0.02)):
+        for i, share in enumerate((0, 0.02, 0.02, 0.5, 0.5, 0.1, 0.02)):
             change(tensors, share, i)
             copies = moved(tensors, device)
             if seen:
                 seen.clear()
             there.publish(copies, {}, 1.0)
-            if seen and i and i != 6:
+            if seen and i and i != 5:
                 assert seen.to_host == len(seen.waits) in (1, 2) and not seen.to_device
                 looks.append(seen.to_host)
-            if i == 5:
+            if i == 4:
                 there._residents = []  # as after a failure: the words are copied there anew
             here.publish(tensors, {}, 1.0)
             assert there.newest == here.newest and there.newest.hash == there._words.hash()
-            for base in {i, 1} - {0, i + 1}:
+            for base in range(max(1, i), i + 1):
                 assert there.patch(base, mark=False).body == here.patch(base, mark=False).body
-        assert states.same(states.whole(there), states.whole(here))
-        assert looks in ([], [2, 1, 1, 2, 1, 1, 1]), "a second look where many more changed than before"
+        assert there.patch(1).body == here.patch(1).body and there.patch().body == here.patch().body
+        assert looks in ([], [2, 1, 2, 1, 1]), "a second look where many more changed than before"
 
 
 @pytest.mark.parametrize("device", DEVICES)

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.state import lossy, tensor_kinds
-from thinwire.state.crossing import Crossing, Place
+from thinwire.state.devices.crossing import Crossing, Place
 from thinwire.state.layout import Layout
 from thinwire.state.words import Words
 from thinwire.types import InputError, require
@@ -185,7 +185,9 @@ class Bound:
                 x.data = values = _cloned(values) if own else values
             elif own or touched is None or index in touched:
                 if not sharded:
-                    away.setdefault(x.device, Crossing(view, places)).add(x, index, own or new, new)
+                    if x.device not in away:
+                        away[x.device] = Crossing(view.words.layout, view.slots, places)
+                    away[x.device].add(x, index, own or new, new)
                     continue
                 _copy(x, values)
             if new and not _holds(x, values):

@@ -15,6 +15,7 @@ import numpy as np
 from torch import Tensor
 
 from thinwire.state import content, intake, saved
+from thinwire.state.devices.resident import Found, Resident, filled, placed
 from thinwire.state.find_changes import Changes, listed, replaced
 from thinwire.state.intake import Overflows
 from thinwire.state.layout import MAX_NBYTES, Layout
@@ -24,7 +25,6 @@ from thinwire.state.patches import body, moves
 from thinwire.state.patches.draft import Draft, Ends, Lane, More, drafted, in_use
 from thinwire.state.patches.moves import Move, Reading
 from thinwire.state.patches.patch import MAX_VERSION, Meta, Patch, Version, check_meta, is_time
-from thinwire.state.resident import Found, Resident, filled, placed
 from thinwire.state.threads import by_runs
 from thinwire.state.words import Words, named
 from thinwire.types import DesyncError, InputError, require

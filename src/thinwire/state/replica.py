@@ -11,13 +11,13 @@ from torch import Tensor, nn
 
 from thinwire.state import binding, saved
 from thinwire.state.binding import View
-from thinwire.state.crossing import Place
+from thinwire.state.devices.crossing import Place
+from thinwire.state.devices.resident import filled
 from thinwire.state.layout import MAX_NBYTES, Layout
 from thinwire.state.patch_code.indexing import read, write
 from thinwire.state.patches import moves
 from thinwire.state.patches.moves import Move, Reading
 from thinwire.state.patches.patch import Meta, Patch, Version
-from thinwire.state.resident import filled
 from thinwire.state.words import Words, named
 from thinwire.types import DesyncError, InputError, LinkError, require
 

@@ -12,7 +12,7 @@ from replicas import LONG, advance
 from state_devices import DEVICES, on
 
 from thinwire.staging import put_together
-from thinwire.state import crossing
+from thinwire.state.devices import crossing
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
 from thinwire.state.replica import Replica

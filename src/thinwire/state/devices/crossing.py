@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from thinwire.staging import put_together, to_host
-from thinwire.state.layout import INTEGERS, Array
+from thinwire.state.layout import INTEGERS, Array, Layout
 from thinwire.state.patch_code.indexing import read
 from thinwire.state.threads import by_runs
-
-if TYPE_CHECKING:  # which imports this
-    from thinwire.state.binding import View
 
 Place = tuple[int, Array | None]  # a piece, and positions in it; None: all of it
 
@@ -58,14 +55,14 @@ class _Load(NamedTuple):
 
 
 class Crossing:
-    """What tensors of one device are to be brought up to; ``view`` has the words.
+    """What tensors of one device are to be brought up to: ``slots``, tensors of a layout in this memory.
 
-    ``places``: where the words differ from what the tensors hold; None: anywhere.
+    ``places``: where these differ from what the tensors hold; None: anywhere.
     """
 
-    def __init__(self, view: View, places: Sequence[Place] | None) -> None:
-        self._view, self._places = view, dict[int, list[Place]]()
-        self._anywhere, self._blocks = places is None, view.words.layout.blocks()
+    def __init__(self, layout: Layout, slots: Sequence[Tensor], places: Sequence[Place] | None) -> None:
+        self._slots, self._places = slots, dict[int, list[Place]]()
+        self._anywhere, self._blocks = places is None, layout.blocks()
         for place in places or ():
             self._places.setdefault(self._blocks[place[0]].slot, []).append(place)
         self._whole = list[tuple[Tensor, int, bool]]()
@@ -94,7 +91,7 @@ class Crossing:
 
     def _all(self) -> Iterator[_Load]:
         for x, index, prove in self._whole:
-            words = _words(self._view, index)
+            words = _words(self._slots[index])
             if not _plain(x):
                 yield _Load(x, index, words, None, prove=prove)
                 continue
@@ -110,7 +107,7 @@ class Crossing:
 
     def _load(self, x: Tensor, piece: int, at: Array | None) -> _Load:
         known = self._blocks[piece]
-        words = _words(self._view, known.slot)[known.start : known.stop]
+        words = _words(self._slots[known.slot])[known.start : known.stop]
         return _Load(x, known.slot, read(words, at), known.start, at)
 
 
@@ -124,8 +121,8 @@ def _plain(x: Tensor) -> bool:
     return x.is_contiguous() and not (x.is_conj() or x.is_neg())
 
 
-def _words(view: View, index: int) -> Array:
-    words: Array = bits(view.slots[index]).numpy()
+def _words(x: Tensor) -> Array:
+    words: Array = bits(x).numpy()
     return words
 
 

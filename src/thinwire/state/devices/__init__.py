@@ -1,0 +1,1 @@
+"""Words of a state and tensors on other devices than the CPU."""
