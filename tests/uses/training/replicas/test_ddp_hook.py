@@ -14,11 +14,10 @@ from launchers import warm
 from thinwire.channels.channel import Scheme
 from thinwire.channels.memory import ErrorFeedback
 from thinwire.codecs import ChunkTopK, Codec, DeadZone, Entropy, InTurn, RandomK, Raw, TopK, Uniform
-from thinwire.uses.training.replicas import transport
+from thinwire.uses.training.replicas import coder
 from thinwire.uses.training.replicas.controller import ExchangeMessage, Measurement
 from thinwire.uses.training.replicas.networks import _capacity
-from thinwire.uses.training.replicas.synchroniser import ReplicaTally
-from thinwire.uses.training.replicas.transport import Coder
+from thinwire.uses.training.replicas.transport import ReplicaTally
 
 RANKS = Path(__file__).with_name("hook_ranks.py")
 FORK = RANKS.with_name("fork_ranks.py")
@@ -79,12 +78,12 @@ def test_over_two_ranks(name: str, printed: list[str]) -> None:
 def test_a_message_over_a_group_never_needs_more_than_its_room(
     codec: Codec, shape: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(transport, "BLOCK", 1 << 18)  # two packets of the larger one
+    monkeypatch.setattr(coder, "BLOCK", 1 << 18)  # two packets of the larger one
     scheme = Scheme(codec, ErrorFeedback())
-    own, room = Coder(scheme, shape, (0,), ReplicaTally()), _capacity(codec, scheme, shape)
+    own, room = coder.Coder(scheme, shape, ReplicaTally()), _capacity(codec, scheme, shape)
     draw = torch.Generator().manual_seed(3)
     for _ in range(2):  # the second one's rows have a residual
         flat = torch.randn(shape, generator=draw)
-        size = len(ExchangeMessage(0, 1, Measurement(), own.encode(flat)).pack())
+        size = len(ExchangeMessage(0, 1, Measurement(), own.encode(flat) or ()).pack())
         assert size <= room
     assert codec == Entropy(DeadZone(0.5)) or room < 1.01 * size + 1000

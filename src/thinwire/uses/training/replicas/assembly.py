@@ -12,6 +12,7 @@ from thinwire.channels.channel import Scheme
 from thinwire.codecs import Codec, DeadZone, Entropy, Raw
 from thinwire.codecs.deadzone import step_for
 from thinwire.uses.training.replicas.choosing.replica_policy import ReplicaChoice, ReplicaPolicy
+from thinwire.uses.training.replicas.coder import Coder
 from thinwire.uses.training.replicas.controller import AdaptiveController, Controller
 from thinwire.uses.training.replicas.exchange_methods import (
     AllReduce,
@@ -28,7 +29,7 @@ from thinwire.uses.training.replicas.synchroniser import (
     SummedGradients,
     Synchroniser,
 )
-from thinwire.uses.training.replicas.transport import Coder, ReplicaTally, Transport
+from thinwire.uses.training.replicas.transport import ReplicaTally, Transport
 
 
 def synchroniser_of(
@@ -94,7 +95,7 @@ def _ends(
             plan.policy, plan.coded, network.link, exchange.rank, exchange.ranks, flat.numel, plan.steps
         )
     transport = Transport(exchange, controller, tally, network.deadline)
-    return transport, Coder(scheme, flat.shape, exchange.ranks, tally)
+    return transport, Coder(scheme, flat.shape, tally, flat.device)
 
 
 def cut(parameters: Mapping[str, Tensor], parts: int) -> list[dict[str, Tensor]]:

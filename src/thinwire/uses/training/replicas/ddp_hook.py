@@ -22,14 +22,16 @@ from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire.types import WRONG_VALUES, InputError, require
-from thinwire.uses.training.replicas.flat_parameters import FlatParameters, real
+from thinwire.runs.machine.devices import device_trouble
+from thinwire.types import WRONG_VALUES, InputError, ThinwireError, require
+from thinwire.uses.training.replicas.flat_parameters import FlatParameters, all_finite, any_of, real
 from thinwire.uses.training.replicas.optimiser_steps import OptimiserSteps
 from thinwire.uses.training.replicas.synchroniser import Apply, Synchroniser
 from thinwire.uses.training.replicas.transport import ReplicaNotFinite
 
 STATISTICS = ("running_mean", "running_var")  # what torch's norms, and those after them, call their buffers
 ORIGIN = "origin"  # the name beside residuals and means
+BITS = {2: torch.int16, 4: torch.int32}  # dtypes by the bytes of a value
 EXACT = 2  # passes until the buckets are final
 MANY = 100  # passes without a step that begin a run, after which it is a loop whose steps nobody sees
 
@@ -85,12 +87,10 @@ class Replicated:
         future = self._buckets.take(bucket)
         if bucket.is_last():
             self._due = None
-            with advised():
+            with advised(), told():
                 self._exchange()
-            finite = self._buckets.complete(self._due)
+                self._buckets.complete(self._due)
             self._exchanged(vacant=self._due is None)
-            if not finite:
-                self._keep()  # the scaler skips the step, which nobody sees
         return future
 
     def _exchanged(self, vacant: bool) -> None:
@@ -139,6 +139,8 @@ class Replicated:
         if self._moved != [p._version for p in self._buckets.trained]:
             self._thrown = -1
             self._keep()
+        elif not self._buckets.are_finite():
+            self._keep()  # the scaler has skipped the step, which nobody sees
         elif self._buckets.are_cleared():
             self._pending, self._due = False, None
             self._synchroniser.undo()
@@ -248,6 +250,17 @@ def advised() -> Iterator[None]:
         raise ReplicaNotFinite(f"{e}; lower the learning rate, or give replicate your scaler") from e
 
 
+@contextmanager
+def told() -> Iterator[None]:
+    """Say in a sentence what torch raised in a pass, as where a card broke or is full."""
+    try:
+        yield
+    except RuntimeError as e:
+        words = str(e).partition("\n")[0].rstrip(".")
+        found = device_trouble(e) or ThinwireError(f"{type(e).__name__}: {words}")
+        raise type(found)(f"this rank could not exchange the gradients of a pass: {found}") from e
+
+
 class Buckets(FlatParameters):
     """The gradients of one backward pass, bucket by bucket.
 
@@ -267,6 +280,7 @@ class Buckets(FlatParameters):
         self._scaler, self._average = scaler, average
         self._open: list[tuple[Tensor, Future[Tensor]]] = []  # each bucket, and what DDP waits for
         self._views: dict[str, Tensor] = {}  # of the gradients in them
+        self._broken: list[Tensor] = []  # whether each bucket was that went back last, for a scaler
         self.mean = torch.empty(0)  # what was exchanged last [n, N]
 
     def take(self, bucket: dist.GradBucket) -> Future[Tensor]:
@@ -283,27 +297,37 @@ class Buckets(FlatParameters):
         self._open.append((buffer, future))
         return future
 
-    def complete(self, flat: Tensor | None) -> bool:
-        """Hand all buckets back to DDP with these gradients, or zeros; return whether they are finite.
+    def complete(self, flat: Tensor | None) -> None:
+        """Hand all buckets back to DDP with these gradients, or zeros.
 
         Where all are zeros these are negative: they change no sum, and tell themselves from gradients that
         were cleared.
         """
+        buffers = [buffer for buffer, _ in self._open]
         if flat is not None:
             for name, part in self._parts(self._scaled(flat)):
                 self._views[name].copy_(part)
-        if flat is None or not any(bool(buffer.any()) for buffer, _ in self._open):
-            for buffer, _ in self._open:
-                buffer.fill_(-0.0)
-        finite = self._scaler is None or all(bool(buffer.isfinite().all()) for buffer, _ in self._open)
+        here = self.device.type == "cpu"  # where a look at a value costs no wait
+        if flat is None or (here and not any_of(x.any() for x in buffers)):
+            for x in buffers:
+                x.fill_(-0.0)
+        elif not here:
+            blank = torch.stack([x.any().to(self.device) for x in buffers]).any().logical_not_()
+            for x in buffers:
+                x.masked_fill_(blank.to(x.device), -0.0)
+        self._broken = [] if self._scaler is None else [all_finite(x).logical_not_() for x in buffers]
         for buffer, future in self._open:
             future.set_result(buffer)
         self._open, self._views = [], {}
-        return finite
+
+    def are_finite(self) -> bool:
+        """Return whether what went back last is finite, or no scaler asks."""
+        return not any_of(self._broken)
 
     def are_cleared(self) -> bool:
         """Return whether no parameter has a gradient but zeros such as ``zero_grad`` leaves."""
-        return all(p.grad is None or _is_cleared(real(p.grad)) for p in self.trained)
+        found = (real(p.grad) for p in self.trained if p.grad is not None)
+        return not any_of(x.view(BITS[x.itemsize]).any() for x in found)  # the bit of a sign counts
 
     def are_there(self) -> bool:
         """Return whether any parameter has a gradient, be it zeros."""
@@ -325,12 +349,11 @@ class Buckets(FlatParameters):
         return flat if self._scaler is None else flat * self._scale
 
     @property
-    def _scale(self) -> float:
-        return 1.0 if self._scaler is None else float(self._scaler.get_scale())
-
-
-def _is_cleared(gradient: Tensor) -> bool:
-    return not bool(gradient.any()) and not bool(gradient.signbit().any())
+    def _scale(self) -> float | Tensor:
+        if self._scaler is None:
+            return 1.0
+        scale = self._scaler._get_scale_async()  # on its device: to ask for the number would wait
+        return self._scaler.get_scale() if scale is None else scale.to(self.device)
 
 
 @dataclass(frozen=True)

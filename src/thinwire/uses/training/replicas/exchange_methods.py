@@ -45,6 +45,7 @@ class Gradients(Spec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _check_memory(self.scheme)
         _within("staleness", self.staleness, 0, MAX_STALENESS)
         _within("exact", self.exact, 0, MAX_LOCAL_STEPS)
 
@@ -75,6 +76,7 @@ class Differences(Spec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
+        _check_memory(self.scheme)
         _within("every", self.every, 1, MAX_LOCAL_STEPS)
         _within("late", self.late, 0, self.every)
         _within("rate", self.rate, 0, 10)
@@ -95,6 +97,11 @@ def largest(ratio: float) -> Codec:
     ChunkTopK(ratio=0.01, values=Uniform(bits=8, group=64))
     """
     return ChunkTopK(ratio, values=Uniform(8, group=64))
+
+
+def _check_memory(scheme: Scheme) -> None:
+    text = f"{scheme.memory!r} keeps references at all ends, which replicas have none of"
+    require(not scheme.memory.mirrored, InputError, f"{text}; take NoMemory() or ErrorFeedback()")
 
 
 def _within(name: str, value: float, low: float, high: float) -> None:

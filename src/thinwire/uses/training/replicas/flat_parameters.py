@@ -7,11 +7,12 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 
 import torch
 from torch import Tensor
 
+from thinwire.staging import to_host
 from thinwire.types import InputError, require
 
 WIDTH = 1 << 16  # values of a segment
@@ -22,7 +23,8 @@ DTYPES = (torch.float32, torch.float16, torch.bfloat16, torch.complex64)  # thos
 class FlatParameters:
     """Read the parameters, or their gradients, as [n, N] in fp32, and write them back.
 
-    A complex value is two of them. What the last segment has too many are zeros.
+    [n, N] is on the device of the parameters, of the first one where they are on several. A complex value is
+    two values. What the last segment has too many are zeros.
     Errors: ``InputError`` where nothing is trained, or is of a dtype that float32 does not hold.
 
     >>> flat = FlatParameters({"b": torch.tensor([3.0]), "a": torch.tensor([[1.0, 2.0]])}, width=2)
@@ -37,6 +39,7 @@ class FlatParameters:
             _check_dtype(name, p)
         self._parameters = {name: parameters[name] for name in sorted(parameters)}
         self._shapes = {name: real(p.detach()).shape for name, p in self._parameters.items()}
+        self.device = next(iter(self._parameters.values())).device
         self._sizes = [shape.numel() for shape in self._shapes.values()]
         self.numel = sum(self._sizes)
         require(
@@ -87,7 +90,7 @@ class FlatParameters:
 
     def flat(self, values: Mapping[str, Tensor], prefix: str = "") -> Tensor:
         """Return what ``values`` has for each parameter, under its name behind ``prefix``, as [n, N]."""
-        out = torch.zeros(self.shape)
+        out = torch.zeros(self.shape, device=self.device)
         for name, part in self._parts(out):
             value = values.get(prefix + name)
             if value is not None:
@@ -99,8 +102,9 @@ class FlatParameters:
         return out
 
     def named(self, flat: Tensor, prefix: str = "") -> dict[str, Tensor]:
-        """Return views of [n, N] by parameter."""
-        return {prefix + name: part for name, part in self._parts(flat)}
+        """Return [n, N] by parameter, on the CPU: to be saved."""
+        (here,) = to_host([flat]).tensors()
+        return {prefix + name: part for name, part in self._parts(here)}
 
     def _parts(self, flat: Tensor) -> list[tuple[str, Tensor]]:
         parts = flat.view(-1)[: self.numel].split(self._sizes)
@@ -110,6 +114,27 @@ class FlatParameters:
 def real(x: Tensor) -> Tensor:
     """Return ``x``, where it is complex as its real and imaginary parts [..., 2]."""
     return torch.view_as_real(x.resolve_conj()) if x.is_complex() else x
+
+
+def all_finite(x: Tensor) -> Tensor:
+    """Return whether all values are finite, as a tensor: whoever reads it waits for the device."""
+    return torch.linalg.vector_norm(x, torch.inf).isfinite()  # of which a NaN makes a NaN
+
+
+def any_of(flags: Iterable[Tensor]) -> bool:
+    """Return whether any flag is set: on the CPU the first one ends the search, a card is asked once."""
+    there: list[Tensor] = []
+    for flag in flags:
+        if flag.device.type != "cpu":
+            there.append(flag)
+        elif flag:
+            return True
+    return bool(there) and bool(torch.stack([x.to(there[0].device) for x in there]).any())
+
+
+def divided(total: Tensor, n: int) -> Tensor:
+    """Divide in place, to the same bits on every device: by a number that is on the CPU, a card multiplies."""
+    return total.div_(torch.full((), n, dtype=total.dtype, device=total.device))
 
 
 def _check_dtype(name: str, p: Tensor) -> None:

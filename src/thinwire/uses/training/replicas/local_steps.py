@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from thinwire.channels.references import under
+from thinwire.uses.training.replicas.coder import Coder
 from thinwire.uses.training.replicas.exchange_methods import Differences
 from thinwire.uses.training.replicas.flat_parameters import FlatParameters
 from thinwire.uses.training.replicas.synchroniser import Apply, Synchroniser
-from thinwire.uses.training.replicas.transport import Coder, Packets, Transport
+from thinwire.uses.training.replicas.transport import Packets, Transport
 
 
 class Fragment:
@@ -44,9 +45,7 @@ class Fragment:
     def send(self, step: int) -> None:
         """Send how far the parameters are from the shared ones."""
         own = self.flat.parameters()
-        difference = own - self._shared
-        finite = bool(difference.isfinite().all())
-        self.transport.post(self._coder.encode(difference, self.controller.codec) if finite else [], finite)
+        self.transport.post(self._coder.encode(own - self._shared, self.controller.codec))
         self._sent, self._last = own, step
         self._due = step + min(self.controller.staleness, self.controller.local_steps)
         self._next = step + self.controller.local_steps
@@ -97,7 +96,8 @@ class Fragment:
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return shared parameters, momentum and residuals by parameter, and where the counts are."""
-        state = {"counts": torch.tensor([self.transport.number, self._next, self._last])}
+        counts = [self.transport.number, self._next, self._last]
+        state = {"counts": torch.tensor(counts, device="cpu")}
         state |= self.flat.named(self._shared, "shared.")
         if self._momentum is not None:
             state |= self.flat.named(self._momentum, "momentum.")
@@ -151,7 +151,7 @@ class LocalSteps(Synchroniser):
             fragment.flat.put_parameters(flat)
 
     def state_dict(self) -> dict[str, Tensor]:
-        state = {"steps": torch.tensor(self._steps)}
+        state = {"steps": torch.tensor(self._steps, device="cpu")}
         for k, fragment in enumerate(self._fragments):
             state |= {f"{k}.{name}": x for name, x in fragment.state_dict().items()}
         return state

@@ -14,9 +14,9 @@ from thinwire.collectives.exchange import LENGTH
 from thinwire.links.link import Data
 from thinwire.links.mesh import Peer
 from thinwire.types import WRONG_VALUES, InputError, PayloadError, TensorSpec, require
+from thinwire.uses.training.replicas.coder import blocks
 from thinwire.uses.training.replicas.controller import MESSAGES, Link
 from thinwire.uses.training.replicas.flat_parameters import FlatParameters
-from thinwire.uses.training.replicas.transport import blocks
 
 FRAMING = 256  # bytes of a packet beside specs, entries and values, at most
 ENTRY = 17  # of a segment's entry

@@ -23,6 +23,7 @@ from torch.optim.optimizer import (
 from torch.utils.hooks import RemovableHandle
 
 from thinwire.types import InputError, require
+from thinwire.uses.training.replicas.flat_parameters import all_finite, any_of
 
 DEPTH = 8  # calls between a scaler's step and the hook in the optimiser's
 
@@ -165,7 +166,7 @@ class OptimiserSteps:
         if state is not None and state["stage"] is not OptState.READY:
             return
         ours = [p for p in _all(optimizer) if id(p) in self._ids and p.grad is not None]
-        if all(bool(p.grad.isfinite().all()) for p in ours):  # type: ignore[union-attr]
+        if not any_of(all_finite(p.grad).logical_not_() for p in ours):  # type: ignore[arg-type]
             for p in ours:
                 p.grad.div_(scaler.get_scale())  # type: ignore[union-attr]
         else:

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from thinwire.codecs import Raw
 from thinwire.collectives import Reduction
+from thinwire.uses.training.replicas.coder import Coder
 from thinwire.uses.training.replicas.controller import PlanChange
-from thinwire.uses.training.replicas.flat_parameters import FlatParameters
-from thinwire.uses.training.replicas.transport import Coder, ReplicaNotFinite, ReplicaTally, Transport
+from thinwire.uses.training.replicas.flat_parameters import FlatParameters, all_finite, divided
+from thinwire.uses.training.replicas.transport import ReplicaNotFinite, ReplicaTally, Transport
 
 Apply = Callable[[], None]  # clips the gradients that stand in the parameters, and takes an optimiser step
 
@@ -140,10 +141,10 @@ class SummedGradients(Synchroniser):
         own = flat.view(-1)[: self._flat.numel].to(self._dtype)
         total = self._sum(own)
         self.tally.exchanges += 1
-        if not (self._skips or total.isfinite().all()):
+        if not (self._skips or bool(all_finite(total))):
             self._name(own)
         self._steps += 1
-        flat.view(-1)[: self._flat.numel] = total.float().div_(len(self._reduction.ranks))
+        flat.view(-1)[: self._flat.numel] = divided(total.float(), len(self._reduction.ranks))
         self._flat.put_gradients(flat)
         apply()
 
@@ -157,14 +158,15 @@ class SummedGradients(Synchroniser):
     def _name(self, own: Tensor) -> None:
         """Raise ``ReplicaNotFinite`` naming the ranks it came from: all have the same sum, so all ask."""
         ranks = self._reduction.ranks
-        flags = torch.tensor([float(rank == self._reduction.rank) for rank in ranks])
-        bad = self._sum(flags if not own.isfinite().all() else torch.zeros(len(ranks)), ahead=1)
+        own_fault = not bool(all_finite(own))
+        flags = [float(own_fault and rank == self._reduction.rank) for rank in ranks]
+        bad = self._sum(torch.tensor(flags, device="cpu"), ahead=1).tolist()
         named = " and ".join(str(rank) for rank, flag in zip(ranks, bad, strict=True) if flag)
         what = f"the gradient of rank {named}" if named else "the sum of all ranks' gradients"
         raise ReplicaNotFinite(f"{what} is not finite (exchange {self._steps + 1})")
 
     def state_dict(self) -> dict[str, Tensor]:
-        return {"steps": torch.tensor(self._steps)}
+        return {"steps": torch.tensor(self._steps, device="cpu")}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         self._steps = int(state["steps"])
@@ -224,16 +226,15 @@ class DelayedGradients(Synchroniser):
     def step(self, apply: Apply) -> None:
         transport = self._transport
         with self._timed():
-            flat = self._flat.gradients()
-            finite = bool(flat.isfinite().all())
+            flat = sum(self._again.values(), self._flat.gradients())
             if self._undoable:
                 self._since = self._since or _Since(self._coder.revert(), dict(self._again))
                 self._since.sent.add(transport.number)
-            if finite and self._again:
-                flat = sum(self._again.values(), flat)
-                self._again = {}
             codec = Raw() if self._steps < self._exact else transport.controller.codec
-            transport.post(self._coder.encode(flat, codec) if finite else [], finite, self._undoes)
+            packets = self._coder.encode(flat, codec)
+            if packets is not None:
+                self._again = {}
+            transport.post(packets, self._undoes)
             self._undoes = False
             self._steps += 1
             while self._waiting > transport.controller.staleness:
@@ -288,14 +289,15 @@ class DelayedGradients(Synchroniser):
                 raise
             if e.own and number not in self._void:
                 self._again[number] = self._coder.mean({self._transport.rank: e.own})
-            mean = torch.full(self._flat.shape, math.inf)
+            mean = torch.full(self._flat.shape, math.inf, device=self._flat.device)
         if number in self._void:
             self._void.remove(number)
             return []
         return [(number, mean)]
 
     def state_dict(self) -> dict[str, Tensor]:
-        state = {"steps": torch.tensor(self._steps), "held": torch.tensor(len(self._held))}
+        counts = {"steps": self._steps, "held": len(self._held)}
+        state = {name: torch.tensor(n, device="cpu") for name, n in counts.items()}
         for k, (_, mean) in enumerate(self._held):
             state |= self._flat.named(mean, f"held{k}.")
         if self._again:

@@ -1,0 +1,278 @@
+"""A replica's coder: flat parameters to packets and back, on the device where the parameters are."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
+from itertools import islice
+from time import perf_counter
+
+import torch
+from torch import Tensor
+
+from thinwire.channels import wire
+from thinwire.channels.channel import Scheme
+from thinwire.channels.memory import NoMemory, parse_memory
+from thinwire.codecs import Codec, InTurn, parse_codec, roundtrip, tuned
+from thinwire.staging import Staged, put_together, to_host
+from thinwire.types import (
+    WRONG_VALUES,
+    Entry,
+    MissingExtra,
+    Mode,
+    Packet,
+    Payload,
+    PayloadError,
+    Section,
+    TensorSpec,
+    require,
+)
+from thinwire.uses.training.replicas.flat_parameters import FlatParameters, all_finite, divided
+from thinwire.uses.training.replicas.transport import Packets, ReplicaTally
+
+BLOCK = 1 << 22  # values of a packet: what coding holds in memory beside all values is a few times as much
+STAGED = 1 << 28  # bytes that cross between device and host in one copy; of more, several are made
+Sent = tuple[int, slice, Section]  # by which rank, which segments, and what
+
+
+class Coder:
+    """Code for all ranks and keep what was dropped; decode what each sent, this rank too, to the same bits.
+
+    ``shape`` [n, N]: segments of the flat parameters, and values in each. What is kept stays on ``device``,
+    by the segments of a packet and in the form of the scheme's references.
+    """
+
+    def __init__(
+        self, scheme: Scheme, shape: tuple[int, int], tally: ReplicaTally, device: torch.device | str = "cpu"
+    ) -> None:
+        self.scheme = scheme
+        self._shape, self._tally, self._device = shape, tally, torch.device(device)
+        self._blocks = list(blocks(shape))
+        self._entries = [tuple(Entry(k, 0, 0, 0) for k in range(b.start, b.stop)) for b in self._blocks]
+        self._kept: list[Payload | None] = [None] * len(self._blocks)
+        self._decoding: list[Span] = []  # whose seconds nobody has asked the device for yet
+        self._messages = 0
+
+    def encode(self, flat: Tensor, codec: Codec | None = None) -> list[bytes] | None:
+        """Return the packets for ``flat`` [n, N] and what was kept; what the codec drops is kept.
+
+        None where a value is not finite, which the device says along with the packets; then nothing changes.
+        """
+        codec = codec or self.scheme.codec
+        if isinstance(codec, InTurn):
+            codec = replace(codec, at=self._messages % codec.every)
+        span, message = Span(self._device), _Outgoing()
+        try:
+            kept = [self._code(flat[rows], k, codec, message) for k, rows in enumerate(self._blocks)]
+            found = message.arrived(span)
+        except WRONG_VALUES:
+            if message.is_finite():  # what is not, most codecs refuse
+                raise
+            return None
+        if found is None:
+            return None
+        start = perf_counter()
+        packets = [wire.pack(self._packet(k, *section)) for k, section in enumerate(found)]
+        self._kept, self._messages = kept, self._messages + 1
+        self._tally.encode_s += span.seconds() + perf_counter() - start
+        self._count_decoding()
+        return packets
+
+    def _code(self, x: Tensor, k: int, codec: Codec, message: _Outgoing) -> Payload | None:
+        """Add the packet of some segments to a message; return what is kept of them."""
+        memory, before = self.scheme.memory, self._kept[k]
+        s = None if before is None else self.scheme.references.decode(before)
+        y = memory.residual(x, s)
+        message.look(y)
+        if isinstance(memory, NoMemory):
+            message.add(codec, codec.encode(y))
+            return None
+        codec = tuned(codec, x)
+        payload, y_hat = roundtrip(codec, y)
+        message.add(codec, payload)
+        state = memory.advance(memory.restore(y_hat, s), s, y)
+        return None if state is None else self.scheme.references.encode(state)
+
+    def _packet(self, k: int, codec: str, payload: Payload) -> Packet:
+        keeps = not isinstance(self.scheme.memory, NoMemory)
+        references = repr(self.scheme.references) if keeps else "Raw()"
+        section = Section(Mode.DIRECT, codec, payload)
+        return Packet(payload.spec, repr(self.scheme.memory), references, self._entries[k], (section,))
+
+    def mean(self, packets: Mapping[int, Packets]) -> Tensor:
+        """Return the mean [n, N] of what every rank sent, the same bits on all of them."""
+        span = Span(self._device)
+        total = torch.zeros(self._shape, device=self._device)
+        for batch in _batches(self._sections(packets)):
+            self._add(batch, total)
+        mean = divided(total, len(packets))
+        span.end()
+        self._decoding.append(span)
+        if self._device.type == "cpu":
+            self._count_decoding()
+        return mean
+
+    def _sections(self, packets: Mapping[int, Packets]) -> Iterator[Sent]:
+        """Yield what came, by segments and then by rank: the order of a sum decides its last bits."""
+        for rank in sorted(packets):
+            wrong = f"rank {rank} sent {len(packets[rank])} packets, not {len(self._blocks)}"
+            require(len(packets[rank]) == len(self._blocks), PayloadError, wrong)
+        for k, rows in enumerate(self._blocks):
+            for rank in sorted(packets):
+                yield rank, rows, self._section(rank, k, packets[rank][k])
+
+    def _section(self, rank: int, k: int, data: bytes | memoryview) -> Section:
+        shape = (len(self._entries[k]), self._shape[1])
+        packet = wire.unpack(data, max_nbytes=TensorSpec(shape).nbytes)
+        first, last = self._entries[k][0].key, self._entries[k][-1].key
+        wrong = f"rank {rank} sent other segments than {first} to {last}"
+        fits = packet.spec.shape == shape and packet.entries == self._entries[k]
+        require(fits and len(packet.sections) == 1, PayloadError, wrong)
+        wrong = f"rank {rank} sent a packet under {packet.memory[:40]}, which would leave state"
+        require(not parse_memory(packet.memory).mirrored, PayloadError, wrong)
+        return packet.sections[0]
+
+    def _add(self, batch: Sequence[Sent], total: Tensor) -> None:
+        """Add to ``total`` [n, N] what came, once it is on the device."""
+        parts = [p for _, _, section in batch for p in section.payload.parts]
+        if self._device.type != "cpu":
+            layout = [(p.dtype, p.numel()) for p in parts]
+            parts = put_together([p.view(torch.uint8).numpy().data for p in parts], layout, self._device)
+        there = iter(parts)
+        for rank, rows, section in batch:
+            own = tuple(islice(there, len(section.payload.parts)))
+            total[rows].add_(_decoded(rank, section.codec, Payload(section.payload.spec, own)))
+
+    def _count_decoding(self) -> None:
+        self._tally.decode_s += sum(span.seconds() for span in self._decoding)
+        self._decoding.clear()
+
+    def revert(self) -> Callable[[], None]:
+        """Return what makes this coder forget what it encodes from here on, but not that it did."""
+        kept = self._kept
+
+        def back() -> None:
+            self._kept = kept
+
+        return back
+
+    def state_dict(self, flat: FlatParameters) -> dict[str, Tensor]:
+        """Return what was dropped and is still to be sent, by parameter; nothing where none is kept."""
+        held = {"messages": torch.tensor(self._messages, device="cpu")}
+        kept = [self.scheme.references.decode(x) for x in self._kept if x is not None]
+        if len(kept) < len(self._blocks):
+            return held
+        return held | flat.named(torch.cat(to_host(kept).tensors()).view(self._shape), "residual.")
+
+    def load_state_dict(self, flat: FlatParameters, state: Mapping[str, Tensor]) -> None:
+        """Load what ``state_dict`` returned, whatever the width of the segments was."""
+        self._messages = int(state["messages"])
+        remembers = self._messages > 0 and not isinstance(self.scheme.memory, NoMemory)
+        if not remembers and not any(name.startswith("residual.") for name in state):
+            return
+        whole = flat.saved(state, "residual.")
+        self._kept = [self.scheme.references.encode(whole[rows]) for rows in self._blocks]
+
+
+def blocks(shape: tuple[int, int]) -> Iterator[slice]:
+    """Return the segments of each packet of flat parameters [n, N]."""
+    rows, width = shape
+    many = max(1, BLOCK // width)
+    return (slice(i, min(i + many, rows)) for i in range(0, rows, many))
+
+
+class _Outgoing:
+    """The payloads of a message on their way to the host, and whether what they stand for is finite."""
+
+    def __init__(self) -> None:
+        self._finite: list[Tensor] = []  # whether each payload's values are
+        self._forms: list[tuple[str, TensorSpec, int]] = []  # codec, values, and how many parts
+        self._parts: list[Tensor] = []  # not under way yet
+        self._nbytes = 0
+        self._staged: list[Staged] = []
+
+    def look(self, values: Tensor) -> None:
+        """Let the device look at values that are to be coded."""
+        self._finite.append(all_finite(values))
+
+    def add(self, codec: Codec, payload: Payload) -> None:
+        """Add a payload."""
+        self._forms.append((repr(codec), payload.spec, len(payload.parts)))
+        self._parts += payload.parts
+        self._nbytes += payload.nbytes
+        if self._nbytes >= STAGED:
+            self._send()
+
+    def arrived(self, span: Span) -> list[tuple[str, Payload]] | None:
+        """End ``span`` with what is queued; wait, and return codecs and payloads. None: not finite."""
+        self._parts.append(self._verdict())
+        self._send()
+        span.end()
+        *parts, finite = (x for staged in self._staged for x in staged.tensors())
+        if not finite:
+            return None
+        there = iter(parts)
+        return [(codec, Payload(spec, tuple(islice(there, n)))) for codec, spec, n in self._forms]
+
+    def is_finite(self) -> bool:
+        """Wait, and return whether what was looked at is finite."""
+        return not self._finite or bool(self._verdict())
+
+    def _verdict(self) -> Tensor:
+        return torch.stack(self._finite).all()
+
+    def _send(self) -> None:
+        self._staged.append(to_host(self._parts))
+        self._parts, self._nbytes = [], 0
+
+
+class Span:
+    """Seconds of work on ``device``, from its making to ``end``: a card's own, without what it did before."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._device = device
+        self._begun = self._ended = self._now()
+
+    def end(self) -> None:
+        """End it with what is queued."""
+        self._ended = self._now()
+
+    def seconds(self) -> float:
+        """Return the seconds; wait for the end."""
+        if isinstance(self._begun, float) or isinstance(self._ended, float):
+            return float(self._ended) - float(self._begun)  # type: ignore[arg-type]
+        self._ended.synchronize()
+        return float(self._begun.elapsed_time(self._ended)) / 1e3
+
+    def _now(self) -> float | torch.cuda.Event:
+        if self._device.type != "cuda":
+            return perf_counter()
+        event = torch.cuda.Event(enable_timing=True)
+        event.record(torch.cuda.current_stream(self._device))
+        return event
+
+
+def _batches(sent: Iterable[Sent]) -> Iterator[list[Sent]]:
+    """Yield what came in batches that cross in one copy each."""
+    batch: list[Sent] = []
+    nbytes = 0
+    for one in sent:
+        batch.append(one)
+        nbytes += one[2].payload.nbytes
+        if nbytes >= STAGED:
+            yield batch
+            batch, nbytes = [], 0
+    if batch:
+        yield batch
+
+
+def _decoded(rank: int, codec: str, payload: Payload) -> Tensor:
+    try:  # whatever a hostile packet trips over in here is a PayloadError
+        found = parse_codec(codec).decode(payload)
+    except MissingExtra:
+        raise
+    except WRONG_VALUES as e:
+        raise PayloadError(f"a packet of rank {rank} does not decode: {e}") from e
+    wrong = f"a packet of rank {rank} decodes to {tuple(found.shape)}, not {payload.spec.shape}"
+    require(tuple(found.shape) == payload.spec.shape, PayloadError, wrong)
+    return found
