@@ -1,15 +1,17 @@
 """The sum of a tensor over the mesh: each rank sums one part for all, and sends it to all.
 
 Reduce-scatter and all-gather, 2(N-1)/N of the tensor a rank as in a ring, but in two one-way delays instead
-of 2(N-1), and every part has one place where it is summed.
+of 2(N-1), and every part has one place where it is summed. Parts travel in pieces: while some are on their
+way, others are summed, and the sums of others go to all.
 """
 
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
+from typing import Any
 
 import numpy as np
 import torch
@@ -18,24 +20,31 @@ from torch import Tensor
 from thinwire.collectives.exchange import Posts
 from thinwire.links.inbox import renewed
 from thinwire.links.mesh import Peer
+from thinwire.staging import to_host
 from thinwire.types import InputError, LinkError, PayloadError, require
 
 DTYPES = (torch.float32, torch.bfloat16)
+PIECE = 1 << 20  # values that travel and are summed together: few enough for a processor's cache
+_STEPS = 40  # bits of a message's number that say its step; those above say its piece
+_PART, _TOTAL = "part", "total"  # kinds of messages
 
 
 class _Step:
-    """One step on its way: what this rank posted, and the parts that came for it to sum."""
+    """One step on its way: what this rank posted, and what came for it to sum."""
 
     def __init__(self) -> None:
-        self.values: Tensor | None = None  # what was posted; from then on the place of the sum
-        self.shape = torch.Size()
-        self.parts: dict[int, bytes] = {}  # of the peers, by rank
-        self.begun = False
+        self.values: Tensor | None = None  # what was posted, on the CPU; from then on the place of the sum
+        self.shape, self.device = torch.Size(), torch.device("cpu")  # of what was posted
+        self.parts: defaultdict[int, dict[int, bytes]] = defaultdict(dict)  # what to sum: by piece, by rank
+        self.waiting: set[int] = set()  # pieces of this rank's part that others have yet to send
+        self.unsummed = 0  # pieces of it
+        self.owed: Counter[int] = Counter()  # pieces that other ranks have yet to send the sums of
         self.summed: Future[None] = Future()  # this rank's part is, and is on its way to the others
+        self.whole: Future[None] = Future()  # and the sums of all other parts are here
 
 
 class MeshReduction:
-    """A ``Reduction`` over links of ``connect_mesh``, on whose threads parts are summed as they arrive.
+    """A ``Reduction`` over links of ``connect_mesh``, on whose threads pieces are summed as they arrive.
 
     ``ranks`` and ``name`` as in ``MeshExchange``.
     """
@@ -48,17 +57,24 @@ class MeshReduction:
         self._steps: defaultdict[int, _Step] = defaultdict(_Step)
         self._lock = threading.Lock()
         for peer in self._posts.peers.values():
-            peer.mailbox.on(self._posts.prefix("part"), self._handler(peer.rank))
+            for kind, came in ((_PART, self._part_came), (_TOTAL, self._total_came)):
+                peer.mailbox.on(self._posts.prefix(kind), self._handler(peer.rank, came))
 
     def post(self, step: int, values: Tensor) -> None:
         require(values.dtype in DTYPES, InputError, f"sums are of fp32 or bf16, not of {values.dtype}")
-        flat = values.detach().to("cpu", copy=True).reshape(-1)
-        for peer in self._posts.peers.values():
-            self._posts.send(peer, "part", step, _data(self._part(flat, peer.rank)))
+        flat = values.detach().reshape(-1)
+        flat = flat.clone() if flat.device.type == "cpu" else to_host([flat]).tensors()[0]
+        parts = {rank: self._pieces(flat, rank) for rank in self.ranks}
         with self._lock:
             state = self._steps[step]
-            state.values, state.shape = flat, values.shape
-        self._sum_if_ready(step, state)
+            state.values, state.shape, state.device = flat, values.shape, values.device
+            state.waiting, state.unsummed = set(range(len(parts[self.rank]))), len(parts[self.rank])
+            state.owed.update({rank: len(parts[rank]) for rank in self._posts.peers})
+        for rank, peer in self._posts.peers.items():
+            for piece, part in enumerate(parts[rank]):
+                self._posts.send(peer, _PART, step + (piece << _STEPS), _data(part))
+        for piece in range(len(parts[self.rank])):
+            self._sum_if_ready(step, piece)
 
     def collect(self, step: int, deadline: float) -> Tensor:
         with self._lock:
@@ -66,12 +82,10 @@ class MeshReduction:
         if state is None or state.values is None:
             raise InputError(f"step {step} was not posted, or was collected before; post it first")
         self._finish(step, state, deadline)
-        peers = self._posts.peers
-        for rank, body in self._posts.get(peers, "total", step, deadline, f"the sum of step {step}").items():
-            _fill(self._part(state.values, rank), body, peers[rank].name)
+        self._wait(state.whole, lambda: +state.owed, deadline, f"the sum of step {step}")
         with self._lock:
             del self._steps[step]
-        return state.values.reshape(state.shape)
+        return state.values.to(state.device).reshape(state.shape)
 
     def drain(self, deadline: float) -> None:
         with self._lock:
@@ -86,64 +100,118 @@ class MeshReduction:
     def _finish(self, step: int, state: _Step, deadline: float) -> None:
         """Wait until this rank's part is summed."""
 
-        def missing() -> list[Peer]:
-            return [peer for rank, peer in self._posts.peers.items() if rank not in state.parts]
+        def missing() -> set[int]:
+            with self._lock:
+                waiting = [state.parts[piece] for piece in state.waiting]
+            return {rank for rank in self._posts.peers for parts in waiting if rank not in parts}
 
-        self._posts.wait(state.summed, missing, deadline, f"its part of step {step}")
-        if (error := state.summed.exception()) is not None:
+        self._wait(state.summed, missing, deadline, f"its part of step {step}")
+
+    def _wait(
+        self, future: Future[None], missing: Callable[[], Iterable[int]], deadline: float, what: str
+    ) -> None:
+        self._posts.wait(future, lambda: [self._posts.peers[rank] for rank in missing()], deadline, what)
+        if (error := future.exception()) is not None:
             raise renewed(error) if isinstance(error, Exception) else error
 
-    def _handler(self, rank: int) -> Callable[[bytes, bytes], None]:
+    def _handler(
+        self, rank: int, came: Callable[[int, int, int, bytes], None]
+    ) -> Callable[[bytes, bytes], None]:
         def arrived(tag: bytes, body: bytes) -> None:
-            step = self._posts.step(tag)
-            with self._lock:
-                state = self._steps[step]
-                state.parts[rank] = body
-            self._sum_if_ready(step, state)
+            piece, step = divmod(self._posts.step(tag), 1 << _STEPS)
+            came(rank, step, piece, body)
 
         return arrived
 
-    def _sum_if_ready(self, step: int, state: _Step) -> None:
+    def _part_came(self, rank: int, step: int, piece: int, body: bytes) -> None:
         with self._lock:
-            if state.begun or state.values is None or len(state.parts) < len(self.ranks) - 1:
-                return
-            state.begun = True
-        try:
-            total = self._sum(state.values, state.parts)
-            for peer in self._posts.peers.values():
-                self._posts.send(peer, "total", step, total)
-        except (LinkError, PayloadError) as e:
-            state.summed.set_exception(e)
-        else:
-            state.summed.set_result(None)
+            self._steps[step].parts[piece][rank] = body
+        self._sum_if_ready(step, piece)
 
-    def _sum(self, values: Tensor, parts: dict[int, bytes]) -> bytes:
-        """Sum this rank's part in place, in fp32 and the order of the ranks; return its bytes."""
-        own = self._part(values, self.rank)
-        total = torch.zeros_like(own, dtype=torch.float32)
+    def _sum_if_ready(self, step: int, piece: int) -> None:
+        with self._lock:
+            state = self._steps[step]
+            parts = state.parts[piece]
+            if state.values is None or len(parts) < len(self._posts.peers):
+                return
+            del state.parts[piece]
+            state.waiting.discard(piece)
+        try:
+            total = self._sum(self._piece(state.values, self.rank, piece), parts)
+            for peer in self._posts.peers.values():
+                self._posts.send(peer, _TOTAL, step + (piece << _STEPS), total)
+        except (LinkError, PayloadError) as e:
+            self._end(state.summed, e)
+            return
+        with self._lock:
+            state.unsummed -= 1
+        if not state.unsummed:
+            self._end(state.summed)
+        if not +state.owed:
+            self._end(state.whole)  # there are no others
+
+    def _sum(self, own: Tensor, parts: Mapping[int, bytes]) -> bytes:
+        """Sum a piece in place, in fp32 and the order of the ranks; return its bytes."""
+        total = np.zeros(own.numel(), np.float32)
         for rank in self.ranks:
-            part = own
-            if rank != self.rank:
-                part = torch.empty_like(own)
-                _fill(part, parts[rank], self._posts.peers[rank].name)
-            total += part
-        own.copy_(total)
+            if rank == self.rank:
+                total += own.float().numpy()
+            else:
+                total += _floats(parts[rank], own, self._posts.peers[rank].name)
+        own.copy_(torch.from_numpy(total))
         return bytes(_data(own))  # the tensor is the caller's once it is collected
 
-    def _part(self, flat: Tensor, rank: int) -> Tensor:
-        """Return the part of a flat tensor that ``rank`` sums."""
+    def _total_came(self, rank: int, step: int, piece: int, body: bytes) -> None:
+        with self._lock:
+            state = self._steps[step]
+        try:
+            if state.values is not None:  # it is, unless the peer is none of this program's
+                own = self._piece(state.values, rank, piece)
+                _check_size(own, body, self._posts.peers[rank].name)
+                _bytes(own)[:] = np.frombuffer(body, np.uint8)
+        except PayloadError as e:
+            self._end(state.whole, e)
+            return
+        with self._lock:
+            state.owed[rank] -= 1
+            done = not +state.owed
+        if done:
+            self._end(state.whole)
+
+    def _end(self, future: Future[None], error: Exception | None = None) -> None:
+        with self._lock:
+            if not future.done():
+                future.set_exception(error) if error else future.set_result(None)
+
+    def _pieces(self, flat: Tensor, rank: int) -> tuple[Tensor, ...]:
+        """Return the pieces of the part of a flat tensor that ``rank`` sums, one at least."""
         n, i = len(self.ranks), self.ranks.index(rank)
-        return flat[len(flat) * i // n : len(flat) * (i + 1) // n]
+        return flat[len(flat) * i // n : len(flat) * (i + 1) // n].split(PIECE)
+
+    def _piece(self, flat: Tensor, rank: int, piece: int) -> Tensor:
+        """Return a piece of the part of ``rank``; it is empty where the part has fewer."""
+        pieces = self._pieces(flat, rank)
+        return pieces[piece] if piece < len(pieces) else flat[:0]
+
+
+def _bytes(part: Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
+    found: np.ndarray[Any, np.dtype[np.uint8]] = part.view(torch.uint8).numpy()
+    return found
 
 
 def _data(part: Tensor) -> memoryview:
-    view: memoryview = part.view(torch.uint8).numpy().data
-    return view
+    return _bytes(part).data
 
 
-def _fill(part: Tensor, body: bytes, name: str) -> None:
-    """Copy the bytes that ``name`` sent into ``part``."""
+def _floats(body: bytes, like: Tensor, name: str) -> np.ndarray[Any, np.dtype[np.float32]]:
+    """Return the values that ``name`` sent for the piece ``like``."""
+    _check_size(like, body, name)
+    if like.dtype == torch.float32:
+        return np.frombuffer(body, np.float32)
+    return (np.frombuffer(body, np.uint16).astype(np.uint32) << 16).view(np.float32)  # bfloat16 is its top
+
+
+def _check_size(part: Tensor, body: bytes, name: str) -> None:
     size = part.numel() * part.element_size()
     sizes = f"{len(body)} bytes for a part of {size}: its tensor is another one; compare the models"
     require(len(body) == size, PayloadError, f"{name} sent {sizes}")
-    part.view(torch.uint8).numpy()[:] = np.frombuffer(body, np.uint8)
