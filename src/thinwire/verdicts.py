@@ -55,6 +55,10 @@ class Verdicts:
         lengths = values[len(self._found) :]
         return {key: int(n) for key, n in zip(self._lengths, lengths, strict=True)}
 
+    def key(self, part: Tensor) -> int | None:
+        """Return under which key ``settle`` tells the length of a part; None for one that stays whole."""
+        return id(part) if id(part) in self._lengths else None
+
     def __bool__(self) -> bool:
         return bool(self._found or self._lengths)
 

@@ -58,14 +58,14 @@ class _Box:
 
 class _Sum(_Box):
     def post(self, step: int, values: Tensor) -> None:  # type: ignore[override]
-        self.values = values
-        super().post(step, values.float().numpy().tobytes())
+        self.values, self.device = values.cpu(), values.device
+        super().post(step, self.values.float().numpy().tobytes())
 
     def collect(self, step: int, deadline: float) -> Tensor:  # type: ignore[override]
         parts = super().collect(step, deadline)
         parts[self.rank] = self.values.float().numpy().tobytes()
         rows = [torch.frombuffer(bytearray(parts[r]), dtype=torch.float32) for r in self.ranks]
-        return torch.stack(rows).sum(0).to(self.values.dtype).view(self.values.shape)
+        return torch.stack(rows).sum(0).to(self.values.dtype).view(self.values.shape).to(self.device)
 
 
 def on_each(ranks: int, work: Callable[[int], T]) -> list[T]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from time import perf_counter
@@ -18,6 +19,7 @@ from thinwire.staging import Staged, put_together, to_host
 from thinwire.types import (
     WRONG_VALUES,
     Entry,
+    InputError,
     MissingExtra,
     Mode,
     Packet,
@@ -29,10 +31,12 @@ from thinwire.types import (
 )
 from thinwire.uses.training.replicas.flat_parameters import FlatParameters, all_finite, divided
 from thinwire.uses.training.replicas.transport import Packets, ReplicaTally
+from thinwire.verdicts import Verdicts, deferred
 
 BLOCK = 1 << 22  # values of a packet: what coding holds in memory beside all values is a few times as much
 STAGED = 1 << 28  # bytes that cross between device and host in one copy; of more, several are made
 Sent = tuple[int, slice, Section]  # by which rank, which segments, and what
+Found = tuple[int, Verdicts]  # about a packet of which rank, and what
 
 
 class Coder:
@@ -63,7 +67,8 @@ class Coder:
             codec = replace(codec, at=self._messages % codec.every)
         span, message = Span(self._device), _Outgoing()
         try:
-            kept = [self._code(flat[rows], k, codec, message) for k, rows in enumerate(self._blocks)]
+            with deferred() as message.verdicts:
+                kept = [self._code(flat[rows], k, codec, message) for k, rows in enumerate(self._blocks)]
             found = message.arrived(span)
         except WRONG_VALUES:
             if message.is_finite():  # what is not, most codecs refuse
@@ -101,12 +106,13 @@ class Coder:
 
     def mean(self, packets: Mapping[int, Packets]) -> Tensor:
         """Return the mean [n, N] of what every rank sent, the same bits on all of them."""
-        span = Span(self._device)
+        span, found = Span(self._device), list[Found]()
         total = torch.zeros(self._shape, device=self._device)
         for batch in _batches(self._sections(packets)):
-            self._add(batch, total)
+            found += self._add(batch, total)
         mean = divided(total, len(packets))
         span.end()
+        _settle(found)
         self._decoding.append(span)
         if self._device.type == "cpu":
             self._count_decoding()
@@ -132,16 +138,21 @@ class Coder:
         require(not parse_memory(packet.memory).mirrored, PayloadError, wrong)
         return packet.sections[0]
 
-    def _add(self, batch: Sequence[Sent], total: Tensor) -> None:
-        """Add to ``total`` [n, N] what came, once it is on the device."""
+    def _add(self, batch: Sequence[Sent], total: Tensor) -> Iterator[Found]:
+        """Add to ``total`` [n, N] what came, on the device; yield what that finds about each packet."""
         parts = [p for _, _, section in batch for p in section.payload.parts]
         if self._device.type != "cpu":
             layout = [(p.dtype, p.numel()) for p in parts]
             parts = put_together([p.view(torch.uint8).numpy().data for p in parts], layout, self._device)
         there = iter(parts)
         for rank, rows, section in batch:
-            own = tuple(islice(there, len(section.payload.parts)))
-            total[rows].add_(_decoded(rank, section.codec, Payload(section.payload.spec, own)))
+            payload = Payload(section.payload.spec, tuple(islice(there, len(section.payload.parts))))
+            with deferred() as verdicts, _named(rank):
+                values = parse_codec(section.codec).decode(payload)
+                wrong = f"{tuple(values.shape)} instead of {payload.spec.shape}"
+                require(tuple(values.shape) == payload.spec.shape, InputError, wrong)
+            total[rows].add_(values)
+            yield rank, verdicts
 
     def _count_decoding(self) -> None:
         self._tally.decode_s += sum(span.seconds() for span in self._decoding)
@@ -185,8 +196,9 @@ class _Outgoing:
     """The payloads of a message on their way to the host, and whether what they stand for is finite."""
 
     def __init__(self) -> None:
+        self.verdicts = Verdicts()
         self._finite: list[Tensor] = []  # whether each payload's values are
-        self._forms: list[tuple[str, TensorSpec, int]] = []  # codec, values, and how many parts
+        self._forms: list[tuple[str, TensorSpec, list[int | None]]] = []  # codec, values, keys of parts
         self._parts: list[Tensor] = []  # not under way yet
         self._nbytes = 0
         self._staged: list[Staged] = []
@@ -197,7 +209,7 @@ class _Outgoing:
 
     def add(self, codec: Codec, payload: Payload) -> None:
         """Add a payload."""
-        self._forms.append((repr(codec), payload.spec, len(payload.parts)))
+        self._forms.append((repr(codec), payload.spec, [self.verdicts.key(p) for p in payload.parts]))
         self._parts += payload.parts
         self._nbytes += payload.nbytes
         if self._nbytes >= STAGED:
@@ -205,14 +217,21 @@ class _Outgoing:
 
     def arrived(self, span: Span) -> list[tuple[str, Payload]] | None:
         """End ``span`` with what is queued; wait, and return codecs and payloads. None: not finite."""
-        self._parts.append(self._verdict())
+        said = [self._verdict(), *self.verdicts.tensors()]
+        self._parts += said
         self._send()
         span.end()
-        *parts, finite = (x for staged in self._staged for x in staged.tensors())
+        there = [x for staged in self._staged for x in staged.tensors()]
+        finite, *read = there[-len(said) :]
         if not finite:
             return None
-        there = iter(parts)
-        return [(codec, Payload(spec, tuple(islice(there, n)))) for codec, spec, n in self._forms]
+        lengths, parts = self.verdicts.settle(read), iter(there)
+
+        def part(key: int | None) -> Tensor:
+            found = next(parts)
+            return found if key is None else found[: lengths[key]]
+
+        return [(codec, Payload(spec, tuple(map(part, keys)))) for codec, spec, keys in self._forms]
 
     def is_finite(self) -> bool:
         """Wait, and return whether what was looked at is finite."""
@@ -266,13 +285,23 @@ def _batches(sent: Iterable[Sent]) -> Iterator[list[Sent]]:
         yield batch
 
 
-def _decoded(rank: int, codec: str, payload: Payload) -> Tensor:
-    try:  # whatever a hostile packet trips over in here is a PayloadError
-        found = parse_codec(codec).decode(payload)
+def _settle(found: Sequence[Found]) -> None:
+    """Wait for what the device found about packets. Errors: ``PayloadError`` naming a rank."""
+    tensors = [x for _, verdicts in found for x in verdicts.tensors()]
+    if not tensors:
+        return
+    read = iter(to_host(tensors).tensors())
+    for rank, verdicts in found:
+        with _named(rank):
+            verdicts.settle(list(islice(read, len(verdicts.tensors()))))
+
+
+@contextmanager
+def _named(rank: int) -> Iterator[None]:
+    """Raise whatever a hostile packet of ``rank`` trips over as a ``PayloadError``."""
+    try:
+        yield
     except MissingExtra:
         raise
     except WRONG_VALUES as e:
         raise PayloadError(f"a packet of rank {rank} does not decode: {e}") from e
-    wrong = f"a packet of rank {rank} decodes to {tuple(found.shape)}, not {payload.spec.shape}"
-    require(tuple(found.shape) == payload.spec.shape, PayloadError, wrong)
-    return found

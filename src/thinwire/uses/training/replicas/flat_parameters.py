@@ -135,7 +135,7 @@ def any_of(flags: Iterable[Tensor]) -> bool:
 
 
 def divided(total: Tensor, n: int) -> Tensor:
-    """Divide in place, to the same bits on every device: by a number that is on the CPU, a card multiplies."""
+    """Divide in place, to the same bits on every device: a card multiplies for a divisor on the CPU."""
     return total.div_(torch.full((), n, dtype=total.dtype, device=total.device))
 
 
