@@ -19,14 +19,17 @@ import torch
 from torch import Tensor
 
 from thinwire.codecs.kernels.bits import pack, pack_wide, packed_nbytes, unpack, unpack_wide, wide_nbytes
-from thinwire.types import PayloadError
+from thinwire.types import PayloadError, require
+from thinwire.verdicts import collecting, refuse
 
 
 def increasing(index: Tensor, n: int) -> Tensor:
     """Return ``index``, int64; ``PayloadError`` unless it is increasing and below ``n``."""
-    if index.numel() and not bool((index[0] >= 0) & (index[-1] < n) & (index[1:] > index[:-1]).all()):
-        raise PayloadError(f"indices that are not increasing within 0..{n - 1}")
-    return index
+    if not index.numel():
+        return index
+    good = (index[0] >= 0) & (index[-1] < n) & (index[1:] > index[:-1]).all()
+    refuse(~good, lambda: PayloadError(f"indices that are not increasing within 0..{n - 1}"))
+    return index if collecting(index) is None else index.clamp(0, n - 1)  # before it is known to be refused
 
 
 _MASK = -1
@@ -62,13 +65,25 @@ def unpack_indices(packed: Tensor, k: int, n: int) -> Tensor:
     """
     width = _width(k, n)
     edge = 0 if width == _MASK else wide_nbytes(k, width)
-    ones = unpack(packed[edge:], 1, _span(k, n, width)).nonzero().flatten()
-    if ones.numel() != k:
-        raise PayloadError(f"a bitmap of {ones.numel()} indices, expected {k}")
+    ones = _ones(unpack(packed[edge:], 1, _span(k, n, width)), k)
     if width == _MASK:
         return ones
     high = ones - torch.arange(k, dtype=torch.int64, device=ones.device)
     return increasing(high << width | unpack_wide(packed[:edge], width, k), n)
+
+
+def _ones(bitmap: Tensor, k: int) -> Tensor:
+    """Return where the ``k`` ones of ``bitmap`` are, int64; ``PayloadError`` for any other number of them."""
+    if collecting(bitmap) is None:
+        ones = bitmap.nonzero().flatten()
+        require(ones.numel() == k, PayloadError, f"a bitmap of {ones.numel()} indices, expected {k}")
+        return ones
+    order = bitmap.cumsum(0, dtype=torch.int64)
+    wrong = order[-1] != k if bitmap.numel() else torch.full((), k > 0, device=bitmap.device)
+    refuse(wrong, lambda: PayloadError(f"a bitmap of another number of indices than {k}"))
+    places = torch.where(bitmap > 0, order - 1, k).clamp_(max=k)  # the last one is for zeros, and too many
+    found = torch.zeros(k + 1, dtype=torch.int64, device=bitmap.device)
+    return found.scatter_(0, places, torch.arange(len(bitmap), device=bitmap.device))[:k]
 
 
 @lru_cache(maxsize=1024)  # asked for each packet

@@ -514,6 +514,26 @@ def a_silent_rank_is_named() -> None:
     replicated.close()
 
 
+@check
+def an_error_of_a_card_ends_the_pass_in_a_sentence_and_the_other_rank_names_it() -> None:
+    student = Student()
+    replicated = thinwire.replicate(student.ddp, IDENTITY, peers=MESH["peers"], deadline=0.5)
+    if RANK == 1:
+        replicated._buckets.gradients = broken  # type: ignore[method-assign]
+        with pytest.raises(thinwire.ThinwireError, match="^this rank could not .* illegal memory access; "):
+            student.train(1, replicated)
+    else:
+        with pytest.raises(thinwire.LinkError, match="rank 1"):
+            student.train(1, replicated)
+    STORE.set(f"broke {RANK}", "yes")
+    STORE.get(f"broke {1 - RANK}")
+    replicated.close()
+
+
+def broken() -> Tensor:
+    raise RuntimeError("CUDA error: an illegal memory access\nSearch for it, and so on.")
+
+
 def two_ranks() -> None:
     dist.init_process_group("gloo", store=STORE, rank=RANK, world_size=WORLD, timeout=timedelta(seconds=LONG))
     for place in ("peers", "more", "third"):

@@ -1,4 +1,4 @@
-"""Replicas whose parameters are on another device: what crosses, what is waited for, and the same bits."""
+"""Replicas on different devices: the same bits, and what crosses and is waited for on the way."""
 
 from __future__ import annotations
 
@@ -21,6 +21,9 @@ cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GP
 DEVICES = [pytest.param(DEVICE, id="make-believe"), pytest.param(torch.device("cuda"), id="cuda", marks=cuda)]
 STEPS, RATE = 6, 0.125
 SHAPES = {"a": (300, 40), "b": (7,), "c": (64, 64)}
+PAST = ["allreduce-bf16", "topk", "dd-ef-sgd", "deco", "cocktail", "diloco:every=2", "sparseloco:every=2"]
+RECIPES = [*PAST, "streaming:every=4,fragments=2,late=1", "thinwire:every=2", "auto"]
+Look = Callable[[Synchroniser], None]
 
 
 @contextmanager
@@ -35,7 +38,7 @@ def on(device: torch.device) -> Iterator[Seen]:
 class Student:
     """Parameters on a device, and gradients that are drawn on the CPU: the same wherever they go."""
 
-    def __init__(self, rank: int, device: torch.device | str) -> None:
+    def __init__(self, rank: int, device: torch.device) -> None:
         draw = torch.Generator().manual_seed(7)
         self.parameters = {n: torch.randn(s, generator=draw).to(device) for n, s in SHAPES.items()}
         self.draw, self.device = torch.Generator().manual_seed(100 + rank), device
@@ -46,20 +49,47 @@ class Student:
 
     def apply(self) -> None:
         for p in self.parameters.values():
+            assert p.grad is not None
             p.sub_(p.grad * RATE)  # in two operations: one alone is rounded in another way on a card
 
 
-def train(name: str, rank: int, office: PostOffice, device: torch.device | str, seen: Seen) -> list[Tensor]:
-    """Train one replica, counting what its exchanges do; return its parameters on the CPU."""
+def train(
+    name: str, rank: int, office: PostOffice, device: torch.device, exchanges: Callable[[], None]
+) -> list[Tensor]:
+    """Train one replica, and go on from what was saved; return its parameters on the CPU."""
     recipe, student = REPLICAS.parse(name), Student(rank, device)
-    plan = None if recipe.policy is None else Adaptation(recipe.policy, STEPS)
-    synchroniser = synchroniser_of(recipe.schemes[EXCHANGE], student.parameters, office.network(rank), plan)
+    method, plan = recipe.schemes[EXCHANGE], recipe.policy and Adaptation(recipe.policy, STEPS)
+    synchroniser = synchroniser_of(method, student.parameters, office.network(rank), plan)
     for _ in range(STEPS):
         student.backward()
-        seen.clear()
+        exchanges()
         synchroniser.step(student.apply)
-        check(seen, name)
-    synchroniser.finish(student.apply)
+        exchanges()
+    synchroniser.drain(student.apply)
     state = synchroniser.state_dict()
     assert all(x.device.type == "cpu" for x in state.values())
+    synchroniser.load_state_dict(state)
+    student.backward()
+    synchroniser.step(student.apply)
+    synchroniser.finish(student.apply)
     return [x.cpu() for x in student.parameters.values()]
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@pytest.mark.parametrize("name", RECIPES)
+def test_a_replica_there_and_one_on_the_cpu_end_with_the_same_bits(
+    name: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each step there has one copy and one wait a message and direction at most."""
+    monkeypatch.setattr(coder, "BLOCK", 1 << 13)  # a message of several packets
+    office = PostOffice(2)
+    with ThreadPoolExecutor(1) as pool, on(device) as seen:
+
+        def exchanges() -> None:
+            messages = 2 if "streaming" in name else 1  # of two fragments, in one step
+            crossed = (seen.to_host, seen.to_device, len(seen.waits))
+            ...
+            seen.clear()
+
+        other = pool.submit(train, name, 1, office, torch.device("cpu"), lambda: None)
+        assert all(map(torch.equal, train(name, 0, office, device, exchanges), other.result(60.0)))

@@ -106,17 +106,26 @@ class Coder:
 
     def mean(self, packets: Mapping[int, Packets]) -> Tensor:
         """Return the mean [n, N] of what every rank sent, the same bits on all of them."""
+        return self.mean_and_own(packets, None)[0]
+
+    def mean_and_own(self, packets: Mapping[int, Packets], own: int | None) -> tuple[Tensor, Tensor]:
+        """Return the mean [n, N], and what the rank ``own`` sent; without one, zeros or the mean."""
         span, found = Span(self._device), list[Found]()
         total = torch.zeros(self._shape, device=self._device)
+        alone = torch.zeros_like(total) if own is not None else total
         for batch in _batches(self._sections(packets)):
-            found += self._add(batch, total)
-        mean = divided(total, len(packets))
+            for rank, rows, values, verdicts in self._decoded(batch):
+                total[rows].add_(values)
+                if rank == own:
+                    alone[rows].add_(values)
+                found.append((rank, verdicts))
+        divided(total, len(packets))
         span.end()
         _settle(found)
         self._decoding.append(span)
         if self._device.type == "cpu":
             self._count_decoding()
-        return mean
+        return total, alone
 
     def _sections(self, packets: Mapping[int, Packets]) -> Iterator[Sent]:
         """Yield what came, by segments and then by rank: the order of a sum decides its last bits."""
@@ -138,8 +147,8 @@ class Coder:
         require(not parse_memory(packet.memory).mirrored, PayloadError, wrong)
         return packet.sections[0]
 
-    def _add(self, batch: Sequence[Sent], total: Tensor) -> Iterator[Found]:
-        """Add to ``total`` [n, N] what came, on the device; yield what that finds about each packet."""
+    def _decoded(self, batch: Sequence[Sent]) -> Iterator[tuple[int, slice, Tensor, Verdicts]]:
+        """Yield rank, segments and values of what came, on the device, and what that finds about it."""
         parts = [p for _, _, section in batch for p in section.payload.parts]
         if self._device.type != "cpu":
             layout = [(p.dtype, p.numel()) for p in parts]
@@ -151,8 +160,7 @@ class Coder:
                 values = parse_codec(section.codec).decode(payload)
                 wrong = f"{tuple(values.shape)} instead of {payload.spec.shape}"
                 require(tuple(values.shape) == payload.spec.shape, InputError, wrong)
-            total[rows].add_(values)
-            yield rank, verdicts
+            yield rank, rows, values, verdicts
 
     def _count_decoding(self) -> None:
         self._tally.decode_s += sum(span.seconds() for span in self._decoding)

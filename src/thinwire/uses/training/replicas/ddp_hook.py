@@ -22,7 +22,6 @@ from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire.runs.machine.devices import device_trouble
 from thinwire.types import WRONG_VALUES, InputError, ThinwireError, require
 from thinwire.uses.training.replicas.flat_parameters import FlatParameters, all_finite, any_of, real
 from thinwire.uses.training.replicas.optimiser_steps import OptimiserSteps
@@ -255,10 +254,10 @@ def told() -> Iterator[None]:
     """Say in a sentence what torch raised in a pass, as where a card broke or is full."""
     try:
         yield
-    except RuntimeError as e:
+    except (RuntimeError, MemoryError) as e:
         words = str(e).partition("\n")[0].rstrip(".")
-        found = device_trouble(e) or ThinwireError(f"{type(e).__name__}: {words}")
-        raise type(found)(f"this rank could not exchange the gradients of a pass: {found}") from e
+        text = f"this rank could not exchange the gradients of a pass: {type(e).__name__}: {words}"
+        raise ThinwireError(f"{text}; start it again, with a smaller batch where memory is full") from e
 
 
 class Buckets(FlatParameters):

@@ -13,7 +13,7 @@ from thinwire.uses.training.replicas.coder import Coder
 from thinwire.uses.training.replicas.exchange_methods import Differences
 from thinwire.uses.training.replicas.flat_parameters import FlatParameters
 from thinwire.uses.training.replicas.synchroniser import Apply, Synchroniser
-from thinwire.uses.training.replicas.transport import Packets, Transport
+from thinwire.uses.training.replicas.transport import Transport
 
 
 class Fragment:
@@ -61,16 +61,17 @@ class Fragment:
         before = self.controller.local_steps
         packets = self.transport.oldest()
         self._next = max(self._next + self.controller.local_steps - before, self._due)
-        step = self._method.rate * self._outer(self._coder.mean(packets))
+        mean, said = self._coder.mean_and_own(packets, self.transport.rank if self._method.keep else None)
+        step = self._method.rate * self._outer(mean)
         self._shared.add_(step)
-        self.flat.put_parameters(self._onward(step, sent, packets[self.transport.rank]))
+        self.flat.put_parameters(self._onward(step, sent, said))
         self._sent = None
 
-    def _onward(self, step: Tensor, sent: Tensor, packets: Packets) -> Tensor:
+    def _onward(self, step: Tensor, sent: Tensor, said: Tensor) -> Tensor:
         """Return the parameters from which this replica goes on, the shared ones having moved by ``step``."""
         own, method = self.flat.parameters(), self._method
         if method.keep:
-            return own + (step - self._coder.mean({self.transport.rank: packets}))
+            return own + (step - said)
         if method.alpha is not None:
             return torch.lerp(self._shared, own, method.alpha)
         return self._shared + (own - sent)
