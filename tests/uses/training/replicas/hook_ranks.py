@@ -520,7 +520,7 @@ def an_error_of_a_card_ends_the_pass_in_a_sentence_and_the_other_rank_names_it()
     replicated = thinwire.replicate(student.ddp, IDENTITY, peers=MESH["peers"], deadline=0.5)
     if RANK == 1:
         replicated._buckets.gradients = broken  # type: ignore[method-assign]
-        with pytest.raises(thinwire.ThinwireError, match="^this rank could not .* illegal memory access; "):
+        with pytest.raises(thinwire.ThinwireError, match=r"^this rank could not .* illegal memory access; "):
             student.train(1, replicated)
     else:
         with pytest.raises(thinwire.LinkError, match="rank 1"):

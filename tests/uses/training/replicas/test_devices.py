@@ -15,15 +15,14 @@ from torch import Tensor
 from thinwire.uses.training.replicas import coder
 from thinwire.uses.training.replicas.assembly import Adaptation, synchroniser_of
 from thinwire.uses.training.replicas.recipes import EXCHANGE, REPLICAS
-from thinwire.uses.training.replicas.synchroniser import Synchroniser
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 DEVICES = [pytest.param(DEVICE, id="make-believe"), pytest.param(torch.device("cuda"), id="cuda", marks=cuda)]
 STEPS, RATE = 6, 0.125
 SHAPES = {"a": (300, 40), "b": (7,), "c": (64, 64)}
-PAST = ["allreduce-bf16", "topk", "dd-ef-sgd", "deco", "cocktail", "diloco:every=2", "sparseloco:every=2"]
-RECIPES = [*PAST, "streaming:every=4,fragments=2,late=1", "thinwire:every=2", "auto"]
-Look = Callable[[Synchroniser], None]
+COUNTED = ["allreduce-bf16", "diloco:every=2"]
+UNCOUNTED = [*("topk", "dd-ef-sgd", "deco", "cocktail", "sparseloco:every=2", "thinwire:every=2", "auto")]
+UNCOUNTED += ["streaming:every=4,fragments=2,late=1"]
 
 
 @contextmanager
@@ -54,7 +53,7 @@ class Student:
 
 
 def train(
-    name: str, rank: int, office: PostOffice, device: torch.device, exchanges: Callable[[], None]
+    name: str, rank: int, office: PostOffice, device: torch.device, exchanges: Callable[[bool], None]
 ) -> list[Tensor]:
     """Train one replica, and go on from what was saved; return its parameters on the CPU."""
     recipe, student = REPLICAS.parse(name), Student(rank, device)
@@ -62,9 +61,9 @@ def train(
     synchroniser = synchroniser_of(method, student.parameters, office.network(rank), plan)
     for _ in range(STEPS):
         student.backward()
-        exchanges()
+        exchanges(False)
         synchroniser.step(student.apply)
-        exchanges()
+        exchanges(True)
     synchroniser.drain(student.apply)
     state = synchroniser.state_dict()
     assert all(x.device.type == "cpu" for x in state.values())
@@ -76,7 +75,7 @@ def train(
 
 
 @pytest.mark.parametrize("device", DEVICES)
-@pytest.mark.parametrize("name", RECIPES)
+@pytest.mark.parametrize("name", COUNTED + UNCOUNTED)
 def test_a_replica_there_and_one_on_the_cpu_end_with_the_same_bits(
     name: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -85,11 +84,12 @@ def test_a_replica_there_and_one_on_the_cpu_end_with_the_same_bits(
     office = PostOffice(2)
     with ThreadPoolExecutor(1) as pool, on(device) as seen:
 
-        def exchanges() -> None:
-            messages = 2 if "streaming" in name else 1  # of two fragments, in one step
-            crossed = (seen.to_host, seen.to_device, len(seen.waits))
-            ...
+        def exchanges(done: bool) -> None:
+            if (
+                done and name not in UNCOUNTED
+            ):  # what came is asked about once more: whether it could be decoded
+                assert seen.to_host <= 2 and seen.to_device <= 1 and len(seen.waits) <= 3, seen
             seen.clear()
 
-        other = pool.submit(train, name, 1, office, torch.device("cpu"), lambda: None)
+        other = pool.submit(train, name, 1, office, torch.device("cpu"), lambda done: None)
         assert all(map(torch.equal, train(name, 0, office, device, exchanges), other.result(60.0)))
