@@ -58,6 +58,30 @@ def roundtrip(codec: Codec, x: Tensor) -> tuple[Payload, Tensor]:
     return payload, codec.decode(payload)
 
 
+def roundtrip_against(codec: Codec, x: Tensor, reference: Tensor) -> tuple[Payload, Tensor]:
+    """Return the payload of ``x - reference``, and ``reference`` plus what it decodes to, to the last bit.
+
+    ``reference`` is float32, and so is the difference; ``x`` may be narrower. The codec is as ``tuned(x)``
+    makes it. By its short cut, a ``roundtrip_against(x, reference)`` of its own, if it has one.
+    """
+    if is_up_to_date(codec, "roundtrip_against"):
+        found: tuple[Payload, Tensor] | None = codec.roundtrip_against(x, reference)  # type: ignore[attr-defined]
+        if found is not None:  # else it has none for such a tensor
+            return found
+    values = x.detach().to(torch.float32)
+    payload, restored = roundtrip(tuned(codec, values), values - reference)
+    return payload, reference + restored
+
+
+def decode_against(codec: Codec, payload: Payload, reference: Tensor) -> Tensor:
+    """Return ``reference``, float32, plus what ``payload`` decodes to, by a short cut or without."""
+    if is_up_to_date(codec, "decode_against"):
+        found: Tensor | None = codec.decode_against(payload, reference)  # type: ignore[attr-defined]
+        if found is not None:
+            return found
+    return reference + codec.decode(payload)
+
+
 def is_up_to_date(codec: object, name: str) -> bool:
     """Return whether what a codec has as ``name`` is about its ``encode`` and ``decode``.
 

@@ -7,16 +7,19 @@ the columns' scales, both bfloat16 and matrix after matrix. A code counts the le
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from thinwire.codecs.codec import Layout, check_layout, layout_nbytes
-from thinwire.codecs.kernels import kernel_calls, scales
+from thinwire.codecs.kernels import kernel_calls, rankone_calls, scales, triton_calls
 from thinwire.codecs.kernels.bits import pack, packed_nbytes, unpack
 from thinwire.codecs.kernels.scales import matrices
 from thinwire.spec import Spec
 from thinwire.types import InputError, Payload, PayloadError, TensorSpec, require
+from thinwire.verdicts import refuse
 
 # Smallest and largest scale: a product of two is no denormal, and finite also times the largest level.
 _ROWS, _COLUMNS = (2.0**-100, 2.0**100), (2.0**-24, 2.0**24)
@@ -55,22 +58,62 @@ class RankOne(Spec):
         require(self.bits in _LEVELS, InputError, f"bits={self.bits} is not 1 or 2")
 
     def encode(self, x: Tensor) -> Payload:
+        if fused := self._fused(x, None, False):
+            return fused[0]
         codes, rows, columns = self._coded(x)
         return self._payload(TensorSpec.of(x), codes, rows, columns)
 
+    def roundtrip_against(self, x: Tensor, reference: Tensor) -> tuple[Payload, Tensor] | None:
+        return self._fused(x, reference, True)
+
     def roundtrip(self, x: Tensor) -> tuple[Payload, Tensor]:
+        if fused := self._fused(x, None, True):
+            return fused
         spec, coded = TensorSpec.of(x), self._coded(x)
         return self._payload(spec, *coded), self._values(*coded, spec)
 
     def decode(self, payload: Payload) -> Tensor:
         spec = payload.spec
         check_layout(payload, self.layout(spec))
+        x = self._restored(payload, None)
+        if x is not None:
+            return x
         packed, row, column = payload.parts
         count, rows, width = matrices(spec)
         _check("row", row, _ROWS)
         _check("column", column, _COLUMNS)
         codes = unpack(packed, self.bits, spec.numel).reshape(count, rows, width)
         return self._values(codes, row.reshape(count, rows), column.reshape(count, width), spec)
+
+    def decode_against(self, payload: Payload, reference: Tensor) -> Tensor | None:
+        check_layout(payload, self.layout(payload.spec))
+        return self._restored(payload, reference)
+
+    def _fused(self, x: Tensor, reference: Tensor | None, back: bool) -> Any:
+        """Return what ``roundtrip`` does, by kernels; its second if ``back``; None where there are none."""
+        x = x.detach()
+        if not x.numel() or not triton_calls.there(x, reference):
+            return None
+        parts, restored, wrong = rankone_calls.coded(self._levels, x, reference, back)
+        refuse(wrong, _not_finite)
+        return Payload(
+            TensorSpec(tuple(x.shape), x.dtype if reference is None else torch.float32), parts
+        ), restored
+
+    def _restored(self, payload: Payload, reference: Tensor | None) -> Tensor | None:
+        spec = payload.spec
+        if not spec.numel or not triton_calls.there(payload.parts[0], reference):
+            return None
+        x, wrong = rankone_calls.values(self._levels, payload.parts, spec, reference)
+        refuse(wrong[0], lambda: _outside("row", _ROWS))
+        refuse(wrong[1], lambda: _outside("column", _COLUMNS))
+        return x
+
+    @cached_property
+    def _levels(self) -> rankone_calls.Levels:
+        """What kernels are told."""
+        levels = _LEVELS[self.bits]
+        return rankone_calls.Levels(self.bits, _EDGE[self.bits], levels[0], levels[-1], _ROWS, _COLUMNS)
 
     def layout(self, spec: TensorSpec) -> Layout:
         count, rows, width = matrices(spec)
@@ -108,7 +151,7 @@ def _magnitudes(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         return x.new_zeros((0, 0), dtype=torch.int64), x.new_zeros((0, 0)), x.new_zeros(0)
     peaks = (x.view(torch.int32) & 0x7FFFFFFF).amax((1, 2))  # magnitudes are ordered as their bits are
     if int(peaks.amax()) >= 0x7F800000:
-        raise InputError("a NaN or infinite value cannot be quantised; look for the overflow that made it")
+        raise _not_finite()
     exponents = (peaks >> 23).clamp_min(27)  # what is below 2**-100 counts for nothing
     unit = scales.powers_of_two(127 + _PLACES - exponents)
     numbers = x.abs().mul_(unit[:, None, None]).to(torch.int32)
@@ -124,6 +167,10 @@ def _scales(by_row: Tensor, by_column: Tensor, exponents: Tensor) -> tuple[Tenso
     return _stored(row, _ROWS), _stored(column, _COLUMNS)
 
 
+def _not_finite() -> InputError:
+    return InputError("a NaN or infinite value cannot be quantised; look for the overflow that made it")
+
+
 def _stored(scale: Tensor, bounds: tuple[float, float]) -> Tensor:
     return scales.store(scale.to(torch.float32).clamp_(*bounds), "bfloat16")
 
@@ -132,7 +179,11 @@ def _check(name: str, stored: Tensor, bounds: tuple[float, float]) -> None:
     if stored.numel():
         low, high = torch.aminmax(stored.to(torch.float32))
         if not bool((low >= bounds[0]) & (high <= bounds[1])):  # false for NaN too
-            raise PayloadError(f"a {name}'s scale lies outside {bounds[0]:g}..{bounds[1]:g}")
+            raise _outside(name, bounds)
+
+
+def _outside(name: str, bounds: tuple[float, float]) -> PayloadError:
+    return PayloadError(f"a {name}'s scale lies outside {bounds[0]:g}..{bounds[1]:g}")
 
 
 def _levelled(x: Tensor, row: Tensor, column: Tensor, edge: float) -> Tensor:

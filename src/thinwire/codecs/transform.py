@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -10,6 +12,7 @@ from torch import Tensor
 from thinwire.codecs.codec import (
     Codec,
     Layout,
+    check_layout,
     decode_as,
     fixed_layout,
     head,
@@ -19,6 +22,7 @@ from thinwire.codecs.codec import (
     tuned,
     writable,
 )
+from thinwire.codecs.kernels import uniform_calls
 from thinwire.codecs.kernels.scales import block_rows, scratch
 from thinwire.codecs.uniform import Uniform
 from thinwire.spec import Spec
@@ -55,11 +59,42 @@ class Hadamard(Spec):
         return replace(self, inner=tuned(self.inner, self._mixed(x)))
 
     def encode(self, x: Tensor) -> Payload:
+        if fused := self._fused(x, None, False):
+            return fused[0]
         return Payload(TensorSpec.of(x), self.inner.encode(self._mixed(x)).parts)
 
+    def roundtrip(self, x: Tensor) -> tuple[Payload, Tensor]:
+        if fused := self._fused(x, None, True):
+            return fused
+        payload = self.encode(x)
+        return payload, self.decode(payload)
+
+    def roundtrip_against(self, x: Tensor, reference: Tensor) -> tuple[Payload, Tensor] | None:
+        return self._fused(x, reference, True)
+
     def decode(self, payload: Payload) -> Tensor:
+        x = self.decode_against(payload, None)
+        if x is not None:
+            return x
         mixed = decode_as(self.inner, _single(payload.spec), payload.parts)
         return _to(self._mix(mixed, 1.0), payload.spec.dtype)
+
+    def decode_against(self, payload: Payload, reference: Tensor | None) -> Tensor | None:
+        if self._form is None:
+            return None
+        check_layout(payload, self.layout(payload.spec))
+        return uniform_calls.decode(self._form, payload, reference)
+
+    @cached_property
+    def _form(self) -> uniform_calls.Form | None:
+        """What kernels are told, which do the transform and ``Uniform``; they know no other."""
+        inner = self.inner
+        if type(inner) is not Uniform or inner.rounding != "nearest":
+            return None
+        return inner.form._replace(block=self.block)
+
+    def _fused(self, x: Tensor, reference: Tensor | None, back: bool) -> Any:
+        return self._form and uniform_calls.roundtrip(self._form, x, reference, back)
 
     def layout(self, spec: TensorSpec) -> Layout:
         return fixed_layout(self.inner, _single(spec))

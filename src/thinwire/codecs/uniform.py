@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from thinwire.codecs.codec import Layout, check_layout, layout_nbytes
-from thinwire.codecs.kernels import kernel_calls, scales
+from thinwire.codecs.kernels import kernel_calls, scales, uniform_calls
 from thinwire.codecs.kernels.bits import pack, packed_nbytes, unpack
 from thinwire.codecs.kernels.noise import add_dither, fingerprint
 from thinwire.codecs.kernels.scales import SHARED_BY, Grid, scratch
@@ -70,18 +72,41 @@ class Uniform(Spec):
         return max(1, 2 ** (self.bits - 1) - 1)
 
     def encode(self, x: Tensor) -> Payload:
+        if fused := self._fused(x, None, False):
+            return fused[0]
         codes, stored = self.quantise(x)
         return Payload(TensorSpec.of(x), (pack(codes, self.bits), stored))
 
     def roundtrip(self, x: Tensor) -> tuple[Payload, Tensor]:
+        if fused := self._fused(x, None, True):
+            return fused
         codes, stored = self.quantise(x)
         spec = TensorSpec.of(x)
         return Payload(spec, (pack(codes, self.bits), stored)), self.dequantise(codes, stored, spec)
 
+    def roundtrip_against(self, x: Tensor, reference: Tensor) -> tuple[Payload, Tensor] | None:
+        return self._fused(x, reference, True)
+
     def decode(self, payload: Payload) -> Tensor:
         check_layout(payload, self.layout(payload.spec))
+        x = uniform_calls.decode(self.form, payload, None)
+        if x is not None:
+            return x
         packed, stored = payload.parts
         return self.dequantise(unpack(packed, self.bits, payload.spec.numel), stored, payload.spec)
+
+    def decode_against(self, payload: Payload, reference: Tensor) -> Tensor | None:
+        check_layout(payload, self.layout(payload.spec))
+        return uniform_calls.decode(self.form, payload, reference)
+
+    @cached_property
+    def form(self) -> uniform_calls.Form:
+        """What kernels are told."""
+        return uniform_calls.Form(self.bits, self.scale, self.group, self.scale_dtype, self.clip)
+
+    def _fused(self, x: Tensor, reference: Tensor | None, back: bool) -> Any:
+        nearest = self.rounding == "nearest"
+        return uniform_calls.roundtrip(self.form, x, reference, back) if nearest else None
 
     def layout(self, spec: TensorSpec) -> Layout:
         codes = (torch.uint8, packed_nbytes(spec.numel, self.bits))

@@ -29,7 +29,7 @@ def packed_nbytes(n: int, bits: int) -> int:
     >>> packed_nbytes(10, 3)
     6
     """
-    planes = _planes(bits)
+    planes = plane_count(bits)
     return -(-n // planes) * (planes * bits // 8)
 
 
@@ -39,7 +39,7 @@ def aligned_nbytes(n: int, bits: int) -> int:
     >>> aligned_nbytes(10, 3)
     5
     """
-    _planes(bits)
+    plane_count(bits)
     return -(-n // (8 // bits))
 
 
@@ -49,7 +49,7 @@ def pack(codes: Tensor, bits: int) -> Tensor:
     >>> pack(torch.tensor([1, 2, 3, 0], dtype=torch.uint8), 2).tolist()
     [57]
     """
-    planes = _planes(bits)
+    planes = plane_count(bits)
     return _pack(codes, bits, planes, planes * bits // 8)
 
 
@@ -59,19 +59,19 @@ def unpack(packed: Tensor, bits: int, n: int) -> Tensor:
     >>> unpack(torch.tensor([57], dtype=torch.uint8), 2, 4).tolist()
     [1, 2, 3, 0]
     """
-    planes = _planes(bits)
+    planes = plane_count(bits)
     return _unpack(packed, bits, n, planes, planes * bits // 8)
 
 
 def pack_aligned(codes: Tensor, bits: int) -> Tensor:
     """Pack ``8 // bits`` codes a byte: uint8 [aligned_nbytes(n, bits)]."""
-    _planes(bits)
+    plane_count(bits)
     return _pack(codes, bits, 8 // bits, 1)
 
 
 def unpack_aligned(packed: Tensor, bits: int, n: int) -> Tensor:
     """Return the ``n`` codes that ``pack_aligned`` packed: uint8 [n]."""
-    _planes(bits)
+    plane_count(bits)
     return _unpack(packed, bits, n, 8 // bits, 1)
 
 
@@ -115,7 +115,8 @@ def unpack_wide(packed: Tensor, bits: int, n: int, dtype: torch.dtype = torch.in
     return codes
 
 
-def _planes(bits: int) -> int:
+def plane_count(bits: int) -> int:
+    """Return in how many runs codes of ``bits`` bits are cut."""
     if not 1 <= bits <= 8:
         raise InputError(f"bits={bits} is not in 1..8; choose how many bits a code takes")
     return 8 // math.gcd(8, bits)

@@ -72,8 +72,13 @@ def load(stored: Tensor, name: str) -> Tensor:
     if scale.numel() and name != "e5m3":  # every e5m3 byte is a scale
         low, high = torch.aminmax(scale)
         if not bool((low >= f.low) & (high <= f.high)):  # false for NaN too
-            raise PayloadError(f"a {name} scale lies outside {f.low:g}..{f.high:g}")
+            raise outside(name)
     return scale
+
+
+def outside(name: str) -> PayloadError:
+    """Return the error for a scale that ``store`` never writes."""
+    return PayloadError("a {} scale lies outside {:g}..{:g}".format(name, *bounds(name)))
 
 
 def expand(stored: Tensor, name: str) -> Tensor:

@@ -10,25 +10,27 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext
 from functools import lru_cache
+from typing import Any
 
 import torch
 from torch import Tensor
 
 MOST = 2**31 - 2**16  # values of a tensor: kernels count them in 32 bits
 _PLAIN = nullcontext()
+_built: dict[Any, Any] = {}  # kernels, by all that one is built for
 _kinds = ["cuda"]  # of devices whose tensors kernels work on
 
 
-def there(*tensors: Tensor) -> bool:
-    """Return whether kernels can work on ``tensors``: plain ones of one device, none of them too large."""
-    if torch.compiler.is_compiling():
+def there(x: Tensor, reference: Tensor | None = None) -> bool:
+    """Return whether kernels can work on ``x``, not too large, and a float32 ``reference`` beside it."""
+    place = x.device
+    if place.type not in _kinds or type(x) is not Tensor or x.numel() > MOST or x.is_neg():
         return False
-    place = tensors[0].device
-    for x in tensors:
-        plain = type(x) is Tensor and x.device == place and not x.is_neg()
-        if not plain or place.type not in _kinds or x.numel() > MOST:
-            return False
-    return _works(place)
+    if reference is not None and not (
+        type(reference) is Tensor and reference.device == place and reference.dtype == torch.float32
+    ):
+        return False
+    return not torch.compiler.is_compiling() and _works(place)
 
 
 @lru_cache(maxsize=64)
@@ -72,3 +74,31 @@ def without() -> Iterator[None]:
         yield
     finally:
         _kinds.extend(kept)
+
+
+def launch(
+    kernel: Any,
+    programs: tuple[int, ...],
+    tensors: tuple[Tensor, ...],
+    numbers: tuple[int, ...],
+    constants: tuple[float, ...],
+    warps: int = 4,
+) -> None:
+    """Run a kernel, whose parameters are ``tensors``, ``numbers`` and ``constants``, in this order.
+
+    What Triton would find out at each call, which kernel it has built for such arguments, is kept here: half
+    of the time that a call takes.
+    """
+    device = tensors[0].device
+    kinds = tuple([(t.dtype, t.data_ptr() % 16 == 0) for t in tensors])
+    key = id(kernel), device.index, kinds, tuple([(n % 16 == 0, n == 1) for n in numbers]), constants, warps
+    with on(device):
+        built = _built.get(key)
+        if built is None:
+            options = {"num_warps": warps, "enable_fp_fusion": False}
+            built = kernel[programs](*tensors, *numbers, *constants, **options)
+            if built is not None:  # the interpreter builds nothing
+                _built[key] = built
+        else:
+            grid = (*programs, 1, 1)[:3]
+            built[grid](*tensors, *numbers, *constants)

@@ -1,0 +1,115 @@
+"""Calls of the kernels of ``RankOne``."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from thinwire.codecs.kernels import triton_calls
+from thinwire.codecs.kernels.bits import packed_nbytes
+from thinwire.codecs.kernels.scales import matrices
+from thinwire.types import TensorSpec
+
+SIZE = 512  # values of a plane that a program works on
+_TALL, _WIDE, _LAPS = 32, 128, 8  # of a matrix, of which a program adds up magnitudes
+
+
+class Levels(NamedTuple):
+    """Levels of a code, and bounds of scales."""
+
+    bits: int
+    edge: float
+    inner: float
+    outer: float
+    row: tuple[float, float]
+    column: tuple[float, float]
+
+
+def _sums(x: Tensor, held: Tensor, shape: tuple[int, int, int], against: bool) -> tuple[Tensor, Tensor]:
+    """Return the flags, with the peaks of matrices, and the sums of their magnitudes."""
+    from thinwire.codecs.kernels.fused import levelling
+
+    count, rows, width = shape
+    lead = -(-(1 + count) // 2)
+    room = torch.zeros(lead + count * (1 + rows + width), dtype=torch.int64, device=x.device)
+    flags, sums = room[:lead].view(torch.int32), room[lead:]
+    per = rows * width
+    programs = -(-per // (2 * SIZE * _LAPS)), count
+    triton_calls.launch(
+        levelling.peaks_of_matrices, programs, (x, held, flags), (per,), (2 * SIZE, _LAPS, against)
+    )
+    tiles = -(-rows // (_TALL * _LAPS)), -(-width // _WIDE), count
+    triton_calls.launch(
+        levelling.sums_of_matrices,
+        tiles,
+        (x, held, flags, sums),
+        (count, rows),
+        (width, _TALL, _WIDE, _LAPS, against),
+    )
+    return flags, sums
+
+
+def coded(
+    levels: Levels, x: Tensor, reference: Tensor | None, back: bool
+) -> tuple[tuple[Tensor, Tensor, Tensor], Tensor | None, Tensor]:
+    """Return codes and scales of ``x`` or of its difference to ``reference``, and what these stand for.
+
+    The latter, float32 with a reference and as ``x`` without, if ``back``. Last, a flag, int32: not 0 where a
+    value was not finite.
+    """
+    from thinwire.codecs.kernels.fused import levelling
+
+    x, against = x.contiguous(), reference is not None
+    held = x if reference is None else reference.contiguous()
+    count, rows, width = shape = matrices(TensorSpec.of(x))
+    flags, sums = _sums(x, held, shape, against)
+    n, nbytes, scales = x.numel(), packed_nbytes(x.numel(), levels.bits), count * (rows + width)
+    room = torch.empty(-(-nbytes // 16) * 16 + 2 * scales, dtype=torch.uint8, device=x.device)
+    packed, stored = room[:nbytes], room[room.numel() - 2 * scales :].view(torch.bfloat16)
+    bounds = (*levels.row, *levels.column)
+    triton_calls.launch(
+        levelling.scales_of_matrices,
+        (-(-scales // 256),),
+        (flags, sums, stored),
+        (count, rows),
+        (width, 256, *bounds),
+    )
+    restored = torch.empty_like(held) if back else x
+    limit = 65504.0 if x.dtype == torch.float16 and not against else 0.0
+    triton_calls.launch(
+        levelling.levelled,
+        (-(-nbytes // SIZE),),
+        (x, held, restored, packed, stored),
+        (n, nbytes, count * rows, rows * width),
+        (width, SIZE, levels.bits, levels.edge, levels.inner, levels.outer, against, back, limit),
+    )
+    parts = packed, stored[: count * rows], stored[count * rows :]
+    return parts, restored if back else None, flags[0]
+
+
+def values(
+    levels: Levels, parts: tuple[Tensor, ...], spec: TensorSpec, reference: Tensor | None
+) -> tuple[Tensor, Tensor]:
+    """Return what codes and scales stand for, and flags: whether a row's, or a column's, is out of range.
+
+    On top of a reference it is float32, else of ``spec``.
+    """
+    from thinwire.codecs.kernels.fused import levelling
+
+    packed, row, column = parts
+    against, device, (_, rows, width) = reference is not None, packed.device, matrices(spec)
+    restored = torch.empty(spec.shape, dtype=torch.float32 if against else spec.dtype, device=device)
+    held = restored if reference is None else reference.contiguous()
+    flags = torch.zeros(2, dtype=torch.int32, device=device)
+    limit = 65504.0 if spec.dtype == torch.float16 and not against else 0.0
+    shape = width, SIZE, levels.bits, levels.inner, levels.outer, *levels.row, *levels.column
+    triton_calls.launch(
+        levelling.scaled,
+        (-(-len(packed) // SIZE),),
+        (packed, row, column, held, restored, flags),
+        (spec.numel, len(packed), rows * width),
+        (*shape, against, limit),
+    )
+    return restored, flags

@@ -1,0 +1,108 @@
+"""The kernels in Triton against what codecs do on a CPU without them: payloads and values to the bit.
+
+Where there is no card, Triton's interpreter runs them, in a process of its own: once asked for, it is there
+for good.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import nullcontext
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from codec_examples import tensor
+from each import each
+from torch import Tensor
+
+from thinwire.codecs import Codec, Hadamard, RankOne, Uniform, roundtrip
+from thinwire.codecs.codec import decode_against, roundtrip_against
+from thinwire.codecs.kernels import triton_calls
+from thinwire.types import InputError, Payload, PayloadError
+
+pytest.importorskip("triton")
+INTERPRETED = os.environ.get("TRITON_INTERPRET") == "1"
+CARD = torch.cuda.is_available() and not INTERPRETED
+DEVICE = torch.device("cuda" if CARD else "cpu")
+kernels = pytest.mark.skipif(
+    not CARD and not INTERPRETED, reason="no CUDA GPU; the interpreter is asked below"
+)
+
+F32, F16, BF16 = torch.float32, torch.float16, torch.bfloat16
+CASES: list[tuple[Codec, tuple[int, ...], torch.dtype]] = [
+    (Uniform(4), (2, 4, 256), F32),  # a plane is whole groups
+    (Uniform(2, group=8), (2, 7, 2, 16), BF16),
+    (Uniform(8), (2, 64), F16),
+    (Uniform(3), (5, 33), F32),  # it is not
+    (Uniform(5, clip=0.6, group=5), (3, 40), BF16),
+    (Uniform(7, "token", scale_dtype="float16"), (2, 3, 40), F16),
+    (Uniform(3, scale_dtype="e5m3"), (2, 3, 40), F32),
+    (Uniform(4, "channel"), (2, 20, 40), F32),
+    (Uniform(6, "tensor"), (3, 77), BF16),
+    (Hadamard(Uniform(4), block=4), (2, 64), F16),
+    (Hadamard(Uniform(4), block=8), (2, 3, 20), F32),  # by a kernel behind torch's transform
+    (RankOne(), (2, 5, 24), BF16),
+    (RankOne(), (7,), F32),
+    (RankOne(2), (2, 33, 20), F16),
+]
+
+
+@pytest.fixture(autouse=True)
+def at_work() -> Iterator[None]:
+    with np.errstate(all="ignore"), triton_calls.interpreted() if INTERPRETED else nullcontext():
+        yield
+
+
+def equal(a: Tensor, b: Tensor) -> bool:
+    """Say whether two tensors have the same bits, signs of zeros included."""
+    a, b = a.cpu().reshape(-1), b.cpu().reshape(-1)
+    return a.dtype == b.dtype and torch.equal(a.view(torch.uint8), b.view(torch.uint8))
+
+
+def outcome(codec: Codec, x: Tensor, reference: Tensor) -> list[Tensor]:
+    payload, values = roundtrip(codec, x)
+    against, restored = roundtrip_against(codec, x, reference)
+    back = codec.decode(payload), decode_against(codec, against, reference)
+    return [*payload.parts, *codec.encode(x).parts, *against.parts, values, restored, *back]
+
+
+@kernels
+def test_kernels_have_the_bits_of_a_cpu() -> None:
+    assert triton_calls.there(torch.zeros(1, device=DEVICE)), "Triton cannot work here"
+    for codec, shape, dtype in CASES:
+        x, reference = tensor(shape, dtype), tensor(shape, seed=1)
+        with triton_calls.without():
+            expected = outcome(codec, x, reference)
+        found = outcome(codec, x.to(DEVICE), reference.to(DEVICE))
+        wrong = [i for i, (a, b) in enumerate(zip(found, expected, strict=True)) if not equal(a, b)]
+        assert not wrong, (codec, shape, dtype, wrong)
+
+
+@kernels
+@each("codec", [Uniform(4), Uniform(4, "channel"), RankOne()])
+def test_kernels_refuse_what_torch_refuses(codec: Codec) -> None:
+    x = tensor((4, 64)).to(DEVICE)
+    parts = codec.encode(x).parts
+    for wrong in (float("nan"), float("inf")):
+        spoilt = x.clone()
+        spoilt[-1, -1] = wrong
+        with pytest.raises(InputError, match="NaN or infinite"):
+            codec.encode(spoilt)
+        scales = parts[-1].clone()
+        scales[-1] = wrong
+        with pytest.raises(PayloadError, match="scale lies outside"):
+            codec.decode(Payload(codec.encode(x).spec, (*parts[:-1], scales)))
+
+
+@pytest.mark.skipif(CARD or INTERPRETED, reason="it is tried here")
+def test_kernels_in_the_interpreter() -> None:
+    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", __file__]
+    env = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
+    found = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200)
+    assert found.returncode == 0, found.stdout[-3000:] + found.stderr[-1000:]
+    assert "passed" in found.stdout and Path(__file__).name in found.stdout
