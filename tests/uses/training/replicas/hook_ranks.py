@@ -24,6 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 import thinwire
 from tests.uses.training.replicas import loop_ranks, site_ranks
+from tests.uses.training.replicas.site_ranks import SYNC_BUFFERS
 from thinwire.uses.training.replicas import ddp_hook as hooks
 from thinwire.uses.training.replicas.ddp_hook import Replicated
 from thinwire.uses.training.replicas.transport import ReplicaNotFinite
@@ -223,7 +224,7 @@ def a_drain_averages_the_statistics_of_batch_norm() -> None:
         norm.register_buffer("own", torch.tensor([torch.inf, RANK]))
         norm.register_module("wide", nn.BatchNorm1d(2, affine=False, dtype=torch.float64))
         student.ddp = DistributedDataParallel(
-            nn.Sequential(norm, *student.ddp.module), forward_sync_buffers=broadcasts, init_sync=False
+            nn.Sequential(norm, *student.ddp.module), **{SYNC_BUFFERS: broadcasts}, init_sync=False
         )
         with replicating(student, LATE) as replicated:
             norm.eval()

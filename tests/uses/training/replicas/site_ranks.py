@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from typing import Any
 
@@ -16,6 +17,12 @@ import thinwire
 RANK = int(sys.argv[1])
 SITES = ([0, 1], [2])
 WORLD = 3
+# Torch 2.11 has one name for it before and after a pass.
+SYNC_BUFFERS = (
+    "forward_sync_buffers"
+    if "forward_sync_buffers" in inspect.signature(DistributedDataParallel.__init__).parameters
+    else "broadcast_buffers"
+)
 SITE = next(k for k, ranks in enumerate(SITES) if RANK in ranks)
 LEADS = SITES[SITE][0] == RANK
 
@@ -58,7 +65,7 @@ def main(store: dist.Store) -> None:
     if LEADS:
         peers = thinwire.connect_mesh(SITE, 2, store)
     for recipe in ("exchange=Gradients()", "allreduce", "dd-ef-sgd:ratio=0.05,staleness=2"):
-        ddp = DistributedDataParallel(model(), process_group=groups[SITE], forward_sync_buffers=False)
+        ddp = DistributedDataParallel(model(), process_group=groups[SITE], **{SYNC_BUFFERS: False})
         mean = ddp.module.running_mean
         mean += RANK
         weights = trained(ddp, thinwire.replicate(ddp, recipe, peers=peers, site=True, deadline=60), 12)

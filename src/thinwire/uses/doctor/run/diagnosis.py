@@ -24,7 +24,7 @@ from thinwire.state import native as state_passes
 from thinwire.types import InputError, ThinwireError
 from thinwire.uses.doctor.run.check import BROKEN, LACKS, OK, Check
 
-TORCH = "2.13"
+OLDEST, NEWEST = (2, 11), (2, 15)  # torch that was tested
 EXTRAS = {
     "entropy": ("zstandard",),
     "cli": ("typer", "rich", "matplotlib"),
@@ -76,11 +76,15 @@ def _python() -> Check:
 
 def _torch() -> Check:
     found = str(machine.versions()["torch"])
-    if found == TORCH or found.startswith(TORCH + "."):
-        return Check("torch", OK, f"{found}, in the tested range {TORCH}.x")
-    return Check(
-        "torch", BROKEN, f"{found} is outside the tested range {TORCH}.x", f"pip install 'torch=={TORCH}.*'"
-    )
+    tested = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
+    version = tuple(int(part) for part in found.split(".")[:2] if part.isdecimal())
+    if version < OLDEST:
+        remedy = f"pip install 'torch>={OLDEST[0]}.{OLDEST[1]}'"
+        return Check("torch", BROKEN, f"{found} is older than the tested range {tested}", remedy)
+    if version > NEWEST:
+        remedy = "run python -m pytest tests/uses/training/pipeline in a clone to try it"
+        return Check("torch", LACKS, f"{found} is newer than the tested range {tested}", remedy)
+    return Check("torch", OK, f"{found}, in the tested range {tested}")
 
 
 def _processor() -> Check:

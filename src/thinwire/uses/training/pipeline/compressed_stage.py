@@ -1,16 +1,12 @@
-"""Compressed pipeline stages: a drop-in for ``torch.distributed.pipelining.PipelineStage`` (torch 2.13).
+"""Compressed pipeline stages: a drop-in for ``torch.distributed.pipelining.PipelineStage``.
 
-This file holds everything that depends on how torch's schedules treat a stage. ``get_*_ops`` return no
-operations, because packets travel over thinwire's own links, and ``*_one_chunk`` first land what the link
-brought in the buffer the schedule is about to read. Of torch's private methods only the two of the vote
-before a first step or evaluation are overridden: through the process group it would have neither the links'
-encryption nor their deadlines. The schedules themselves stay untouched. The conformance test (raw codec:
-bit-equal) is ``tests/uses/training/pipeline/test_compressed_stage.py``.
+``get_*_ops`` return no operations, because packets travel over thinwire's own links. ``*_one_chunk`` first
+land what the link brought in the buffer that the schedule is about to read. The schedules stay untouched.
+What is private to torch is in ``torch_stage.py``.
 """
 
 from __future__ import annotations
 
-import json
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any, Protocol
@@ -18,15 +14,12 @@ from typing import Any, Protocol
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
-from torch.distributed.pipelining._utils import _StageBackwardMeta, _StageForwardMeta, _TensorMeta
-from torch.distributed.pipelining.stage import InferenceMode
+from torch.distributed.pipelining import Schedule1F1B
 
-from thinwire.channels import wire
 from thinwire.channels.channel import Scheme, row_ids, sample_ids
 from thinwire.channels.memory import NoMemory
 from thinwire.channels.references import Store, TensorStore
-from thinwire.types import WRONG_VALUES, InputError, PayloadError
+from thinwire.types import InputError
 from thinwire.uses.training.pipeline.boundary import (
     Incoming,
     Neighbour,
@@ -38,9 +31,10 @@ from thinwire.uses.training.pipeline.boundary import (
     slots,
 )
 from thinwire.uses.training.pipeline.choosing.pipeline_policy import BACKWARD, FORWARD, Choice
+from thinwire.uses.training.pipeline.torch_stage import TorchStage
 
 WAYS = (FORWARD, BACKWARD)
-VOTE = struct.Struct("<ccH")  # b"V", direction, destination stage; body: whether all stages so far are static
+CONTROL = struct.Struct("<ccH")  # kind, direction, destination stage
 NEXT = struct.Struct("<cH")  # b"A", destination stage; body: ids u64 of the samples of the next step
 
 
@@ -51,7 +45,7 @@ class Schemes(Protocol):
     def schemes(self) -> Mapping[str, Scheme]: ...
 
 
-class CompressedStage(PipelineStage):
+class CompressedStage(TorchStage):
     """A pipeline stage that sends compressed changes to its neighbours instead of tensors.
 
     It takes all arguments of ``PipelineStage``, and by keyword:
@@ -103,7 +97,6 @@ class CompressedStage(PipelineStage):
             s.memory.key == "sample" and not isinstance(s.memory, NoMemory) for s in schemes.values()
         )
         self._ids: dict[int, list[int]] = {}
-        self._static: bool | None = None  # what the vote came to
         self._listen()
 
     def begin(
@@ -195,8 +188,8 @@ class CompressedStage(PipelineStage):
 
     def _check_neighbours(self, peers: Mapping[int, Neighbour]) -> None:
         for stage in (self.stage_index - 1, self.stage_index + 1):
-            if 0 <= stage < self.num_stages and not self._is_same_rank(stage):
-                rank = self._resolve_peer_global_rank(stage)
+            if 0 <= stage < self.num_stages and not self.is_here(stage):
+                rank = self.rank_of(stage)
                 if rank not in peers:
                     raise InputError(
                         f"stage {self.stage_index} needs rank {rank}, where stage {stage} is, "
@@ -206,8 +199,7 @@ class CompressedStage(PipelineStage):
     def _neighbour(self, stage: int) -> Neighbour | None:
         if not 0 <= stage < self.num_stages:
             return None
-        peer = self.stage_index_to_group_rank[stage]
-        return self._peers.get(peer if self.group is None else dist.get_global_rank(self.group, peer))
+        return self._peers.get(self.rank_of(stage))
 
     def _listen(self) -> None:
         """Answer what neighbours ask beside the schedule: keyframes, and references of the next samples."""
@@ -227,62 +219,17 @@ class CompressedStage(PipelineStage):
         if after is not None:
             announce(after, NEXT.pack(b"A", self.stage_index + 1), ids)
 
-    # -- the vote: do all stages know their shapes, or must the first micro-batch tell them? -----------------
-    # Torch asks at each change between training and evaluation, a round trip before the first micro-batch.
-    # Here it is asked once, for training: who knows its shapes then knows them in evaluation.
+    # -- what stages settle before the first micro-batch -----------------------------------------------------
 
-    def _warmup_forward_vote(self, has_backward: bool, received_acc: Tensor | None = None) -> Tensor:
-        static = self._static
-        if static is None:
-            static = not InferenceMode.needs_dynamic(self._user_meta, True)
-            if not self.is_first:
-                static = self._vote(FORWARD, self.stage_index - 1, received_acc) and static
-            self._pass_vote(FORWARD, self.stage_index + 1, static)
-        return torch.tensor([int(static)], dtype=torch.int32)
+    def post(self, kind: bytes, way: str, stage: int, body: bytes) -> None:
+        """Send a control message to the rank of another stage."""
+        tag = CONTROL.pack(kind, way[0].encode(), stage)
+        self._peers[self.rank_of(stage)].mailbox.send(tag, body, "control")
 
-    def _warmup_backward_result(self, received_result: Tensor | None = None) -> Tensor:
-        if self._static is None:
-            static = self._vote(BACKWARD, self.stage_index + (not self.is_last), received_result)
-            self._pass_vote(BACKWARD, self.stage_index - 1, static)
-            self._static = static
-        return torch.tensor([int(self._static)], dtype=torch.int32)
-
-    def _vote(self, way: str, source: int, known: Tensor | None) -> bool:
-        if self._is_same_rank(source):
-            if known is None:
-                raise InputError(f"stage {source} is on this rank too, but the schedule has no vote of it")
-            return bool(known.item())
-        tag = VOTE.pack(b"V", way[0].encode(), self.stage_index)
-        peer = self._peers[self._resolve_peer_global_rank(source)]
-        return peer.get(tag, self._deadline, f"the start of stage {source}") == b"\1"
-
-    def _pass_vote(self, way: str, to: int, static: bool) -> None:
-        if 0 <= to < self.num_stages and not self._is_same_rank(to):
-            tag = VOTE.pack(b"V", way[0].encode(), to)
-            self._peers[self._resolve_peer_global_rank(to)].mailbox.send(tag, bytes([static]), "control")
-
-    def _send_meta(self, meta: Any, dst_stage: int) -> None:
-        """Tell a neighbour the shapes that the first micro-batch showed; torch itself would pickle them."""
-        way = FORWARD if isinstance(meta, _StageForwardMeta) else BACKWARD
-        found = meta.forward_metas if way == FORWARD else meta.backward_metas
-        rows = [m and (list(m.shape), list(m.stride), wire.CODES[m.dtype], m.requires_grad) for m in found]
-        tag = VOTE.pack(b"M", way[0].encode(), dst_stage)
-        peer = self._peers[self._resolve_peer_global_rank(dst_stage)]
-        peer.mailbox.send(tag, json.dumps(rows).encode(), "control")
-
-    def _recv_meta(self, src_stage: int) -> Any:
-        way = FORWARD if src_stage < self.stage_index else BACKWARD
-        tag = VOTE.pack(b"M", way[0].encode(), self.stage_index)
-        peer = self._peers[self._resolve_peer_global_rank(src_stage)]
-        data = peer.get(tag, self._deadline, f"the shapes that stage {src_stage} passes")
-        try:
-            metas = tuple(
-                row and _TensorMeta(torch.Size(row[0]), tuple(row[1]), wire.DTYPES[row[2]], bool(row[3]))
-                for row in json.loads(data)
-            )
-        except WRONG_VALUES as e:  # a RecursionError too
-            raise PayloadError(f"stage {src_stage} sent something else than the shapes it passes") from e
-        return _StageForwardMeta(metas) if way == FORWARD else _StageBackwardMeta(metas)
+    def hear(self, kind: bytes, way: str, stage: int, what: str) -> bytes:
+        """Return the control message of another stage for this one; ``what`` is awaited."""
+        tag = CONTROL.pack(kind, way[0].encode(), self.stage_index)
+        return self._peers[self.rank_of(stage)].get(tag, self._deadline, what)
 
     # -- checkpoints ---------------------------------------------------------------------------------------
 

@@ -1,6 +1,6 @@
 """A communication hook: what DistributedDataParallel would all-reduce goes through a synchroniser instead.
 
-Tested with torch 2.13. All that is private to torch's DDP, or odd about it, is in this file:
+Tested with torch 2.11 to 2.15. All that is private to torch's DDP, or odd about it, is in this file:
 
 - It wants a parameter named ``bucket`` and annotations that are no text, so they are not postponed here.
 - It lays its buckets out anew after the first passes. So nothing is kept by bucket: the buckets of one pass
