@@ -13,11 +13,11 @@ from torch import Tensor
 from thinwire import codecs, spec, staging
 from thinwire.channels import memory, wire
 from thinwire.channels.entries import Entries, unsigned
-from thinwire.channels.memory import Memory, NoMemory, parse_memory
+from thinwire.channels.memory import Delta, Memory, NoMemory, parse_memory
 from thinwire.channels.references import References, Store, check_holds
 from thinwire.channels.rows import check_finite, merged, row_sums, some_rows
 from thinwire.codecs import Cast, Codec, Raw, is_finite, parse_codec, roundtrip, tuned
-from thinwire.codecs.codec import writable
+from thinwire.codecs.codec import decode_against, decoded, roundtrip_against, writable
 from thinwire.spec import Spec
 from thinwire.types import (
     MAX_KEY,
@@ -187,7 +187,7 @@ class Sender(ChannelEnd):
         codec, keyframe = codec or self.scheme.codec, keyframe or self.scheme.keyframe
         if x.dtype == torch.bfloat16 and keyframe == Raw():
             keyframe = Cast("bfloat16")  # as exact; a float16's infinities would not survive the like
-        return self._coded(x.float(), keys, held, codec, keyframe)
+        return self._coded(x, keys, held, codec, keyframe)
 
     def _coded(
         self, x: Tensor, keys: list[int], held: Sequence[int], codec: Codec, keyframe: Codec
@@ -205,11 +205,7 @@ class Sender(ChannelEnd):
             s = None if first else self._load([held[i] for i in rows], x.device)
             mode = (Mode.KEYFRAME if first else Mode.DELTA) if mem.mirrored else Mode.DIRECT
             chosen = keyframe if first and mem.mirrored else codec
-            values = some_rows(x, rows)
-            y = mem.residual(values, s)
-            payload, y_hat = roundtrip(tuned(chosen, values), y)
-            x_hat = mem.restore(y_hat, s)
-            state = mem.advance(x_hat, s, y)
+            payload, x_hat, state = _sent(mem, chosen, some_rows(x, rows), s)
             if state is not None and not is_finite(chosen):  # type: ignore[arg-type]  # it is frozen
                 check_finite(x_hat if mem.shared else state)  # a mean hides what it is of
             states.append(([held[i] for i in rows], state))
@@ -227,8 +223,8 @@ class Sender(ChannelEnd):
             ([self._versions[k] for k in held], row_sums(x_hat)) if mem.mirrored else (zeros, zeros)
         )
         entries = Entries(keys, versions, placed, sums)
-        packet = Packet(TensorSpec.of(x), repr(mem), repr(self.scheme.references), entries, tuple(sections))
-        return packet, x_hat
+        spec, held_as = TensorSpec(tuple(x.shape)), repr(self.scheme.references)
+        return Packet(spec, repr(mem), held_as, entries, tuple(sections)), x_hat
 
     def _check_shapes(self, x: Tensor, keys: Sequence[int], held: Sequence[int], new: Sequence[bool]) -> None:
         fits = self.scheme.memory.state_shape(tuple(x.shape))
@@ -352,20 +348,19 @@ class Receiver(ChannelEnd):
         section, rows = packet.sections[index], entries.rows(index)
         if mem.mirrored is (section.mode is Mode.DIRECT):
             raise PayloadError(f"a section in mode {section.mode.name} under memory {packet.memory}")
-        y_hat = _decode(section)
         s = None
         if section.mode is Mode.DELTA:
-            s = self._state(mem, [held[i] for i in rows], y_hat)
-        x_hat = mem.restore(y_hat, s)
+            s = self._state(mem, [held[i] for i in rows], section.payload)
+        x_hat = _received(mem, section, s)
         return rows, x_hat, mem.advance(x_hat, s) if mem.mirrored else None
 
-    def _state(self, mem: Memory, keys: list[int], y_hat: Tensor) -> Tensor:
-        """Return the state of ``keys``; ``PayloadError`` where it or ``y_hat`` would be stretched to fit."""
+    def _state(self, mem: Memory, keys: list[int], payload: Payload) -> Tensor:
+        """Return the state of ``keys``; ``PayloadError`` where it or the values would be stretched to fit."""
         keys = keys[:1] if mem.shared else keys
-        fits = mem.state_shape(tuple(y_hat.shape))
+        fits = mem.state_shape(payload.spec.shape)
         if any(self._references.shape(k) not in (fits, None) for k in keys):
             raise PayloadError(f"a packet of {mem} does not fit the state held for its keys")
-        s = self._references.load(keys, y_hat.device)
+        s = self._references.load(keys, payload.parts[0].device if payload.parts else "cpu")
         return s[0] if mem.shared else s
 
     def _check_versions(self, packet: Packet, entries: Entries, held: Sequence[int]) -> None:
@@ -456,11 +451,23 @@ def with_parts(packet: Packet, parts: Sequence[tuple[Tensor, ...]]) -> Packet:
     return replace(packet, sections=tuple(replace(s, payload=payload) for s, payload in sections))
 
 
-def _decode(section: Section) -> Tensor:
-    y_hat = parse_codec(section.codec).decode(section.payload)
-    if tuple(y_hat.shape) != section.payload.spec.shape:
-        raise PayloadError(f"a payload decodes to {tuple(y_hat.shape)}, not {section.payload.spec.shape}")
-    return y_hat
+def _sent(mem: Memory, codec: Codec, x: Tensor, s: Tensor | None) -> tuple[Payload, Tensor, Tensor | None]:
+    """Return the payload of rows, what the receiver will return, and the next state."""
+    if s is not None and type(mem) is Delta:  # what is plain is done in one go, and from any dtype
+        payload, x_hat = roundtrip_against(codec, x, s)
+        return payload, x_hat, x_hat
+    values = x.float()
+    y = mem.residual(values, s)
+    payload, y_hat = roundtrip(tuned(codec, values), y)
+    x_hat = mem.restore(y_hat, s)
+    return payload, x_hat, mem.advance(x_hat, s, y)
+
+
+def _received(mem: Memory, section: Section, s: Tensor | None) -> Tensor:
+    codec, payload = parse_codec(section.codec), section.payload
+    if s is not None and type(mem) is Delta:
+        return decode_against(codec, payload, s)
+    return mem.restore(decoded(codec, payload), s)
 
 
 def check_sendable(x: Tensor) -> None:

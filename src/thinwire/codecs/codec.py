@@ -79,7 +79,15 @@ def decode_against(codec: Codec, payload: Payload, reference: Tensor) -> Tensor:
         found: Tensor | None = codec.decode_against(payload, reference)  # type: ignore[attr-defined]
         if found is not None:
             return found
-    return reference + codec.decode(payload)
+    return reference + decoded(codec, payload)
+
+
+def decoded(codec: Codec, payload: Payload) -> Tensor:
+    """Return what ``payload`` decodes to; ``PayloadError`` for another shape than it says."""
+    x = codec.decode(payload)
+    if tuple(x.shape) != payload.spec.shape:
+        raise PayloadError(f"a payload decodes to {tuple(x.shape)}, not {payload.spec.shape}")
+    return x
 
 
 def is_up_to_date(codec: object, name: str) -> bool:

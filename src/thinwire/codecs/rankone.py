@@ -102,7 +102,8 @@ class RankOne(Spec):
 
     def _restored(self, payload: Payload, reference: Tensor | None) -> Tensor | None:
         spec = payload.spec
-        if not spec.numel or not triton_calls.there(payload.parts[0], reference):
+        fits = reference is None or spec.dtype == torch.float32
+        if not fits or not spec.numel or not triton_calls.there(payload.parts[0], reference):
             return None
         x, wrong = rankone_calls.values(self._levels, payload.parts, spec, reference)
         refuse(wrong[0], lambda: _outside("row", _ROWS))

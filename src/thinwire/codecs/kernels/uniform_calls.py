@@ -100,7 +100,8 @@ def decode(form: Form, payload: Payload, reference: Tensor | None) -> Tensor | N
     None where no kernel can. Errors: ``PayloadError`` for a scale that no encoder writes.
     """
     packed, stored = payload.parts
-    do = plan(form, payload.spec) if triton_calls.there(packed, reference) else None
+    fits = reference is None or payload.spec.dtype == torch.float32
+    do = plan(form, payload.spec) if fits and triton_calls.there(packed, reference) else None
     if do is None:
         return None
     restored, flags = dequantised(form, do, packed, stored, payload.spec, reference)
