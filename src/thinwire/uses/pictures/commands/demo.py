@@ -9,7 +9,19 @@ from thinwire.runs.machine.standard_streams import tell
 from thinwire.runs.terminal.typer_options import with_config
 from thinwire.uses.pictures.run.options import PicturesConfig
 
-PICTURES_SHOWN = ("sheet", "classes", "steps", "link", "seed", "psnr", "out", "json", "quiet")
+PICTURES_SHOWN = (
+    "sheet",
+    "classes",
+    "steps",
+    "link",
+    "seed",
+    "psnr",
+    "device",
+    "dtype",
+    "out",
+    "json",
+    "quiet",
+)
 PICTURES_DEMO: dict[str, Any] = {"link": "100mbit,5ms", "out": "runs/demo-pictures"}
 WAYS = ("one", "fp16", "displaced", "pipe-fp16", "compact", "compact:bits=2", "compact-pipe")
 

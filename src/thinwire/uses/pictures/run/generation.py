@@ -18,6 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.runs.data.fashion import CLASSES
+from thinwire.runs.machine import devices
 from thinwire.runs.machine.interrupts import stopped_by_signals
 from thinwire.runs.machine.processor import keep_freed, peak_rss_bytes, pick_threads
 from thinwire.runs.ranks.joining import check_options, joined
@@ -69,8 +70,9 @@ def run_rank(config: PicturesConfig) -> None:
     """Run this process's rank of ``config``; rank 0 writes the records once all is done."""
     keep_freed()
     torch.set_num_threads(pick_threads(config))
+    device = devices.own(config.device)
     with joined(config, "these pictures", "--ranks") as world:
-        RANKS[config.model](config, world).go()
+        RANKS[config.model](config, world, device).go()
 
 
 EXCHANGE = "exchange"  # the label of what the engine sends
@@ -94,10 +96,11 @@ class Timing:
 class PicturesRank:
     """What one rank does: it measures, predicts, and takes part in each way."""
 
-    def __init__(self, config: PicturesConfig, world: World) -> None:
+    def __init__(self, config: PicturesConfig, world: World, device: torch.device) -> None:
         self.config, self.world, self.sheet = config, world, config.scene
         self.telemetry = Telemetry(world, config.deadline)
-        self.model = self._built()
+        self.device, self.dtype = device, devices.compute_dtype(config.dtype, device)
+        self.model = nn.Module.to(self._built(), device, self.dtype)  # diffusers' own warns of any dtype
         self.pictures: dict[str, list[Tensor]] = {}  # latents by way, on rank 0
         self._halves: dict[str, tuple[int, int]] = {}  # bytes of a first and a later step as float16, by mode
 
@@ -115,9 +118,10 @@ class PicturesRank:
             for name, way in names.items():
                 repeats[name].append(self._once(way))
         rss = self.telemetry.gather(b"M", peak_rss_bytes(), "its memory")
+        facts = self.telemetry.gather(b"D", devices.facts(self.device), "its device")
         if self.world.rank == 0:
             made = [self._made(name, way, repeats[name], predicted) for name, way in names.items()]
-            write_records(self.config, self.world, made, rss or [])
+            write_records(self.config, self.world, made, rss or [], facts or [], self.device)
         self.telemetry.agree(b"E", "", "its end")
 
     def _plan(self) -> tuple[dict[str, str], dict[str, float]]:

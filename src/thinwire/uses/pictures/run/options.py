@@ -6,7 +6,8 @@ import shlex
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from thinwire.runs.options import option
+from thinwire.runs import options as shared
+from thinwire.runs.options import DTYPES, option
 from thinwire.runs.ranks.run_config import MACHINES, RunConfig
 from thinwire.types import InputError, require
 
@@ -57,6 +58,14 @@ class PicturesConfig(RunConfig):
     repeat: int = option(1, PICTURE, "How often each way is timed, all in turn.", least=1, most=100)
     psnr: float = option(
         40.0, PICTURE, "What auto keeps to at least: dB against one device.", least=0, most=200
+    )
+    device: str = shared.device(MACHINES)
+    dtype: str = option(
+        "fp32",
+        PICTURE,
+        "What to compute in; what auto expects of each way was measured in fp32.",
+        metavar="NAME",
+        choices=DTYPES,
     )
     ranks: int = option(2, MACHINES, "Processes.", metavar="N", least=1, most=MOST_RANKS)
     out: str = option("runs/pictures", PICTURE, "Folder of the runs, which replaces those there.")

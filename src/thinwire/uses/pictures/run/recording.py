@@ -49,10 +49,18 @@ def folder_of(config: PicturesConfig, name: str) -> Path:
     return Path(config.out) / slug(name)
 
 
-def write_records(config: PicturesConfig, world: World, made: list[TimedWay], rss: list[int]) -> None:
-    """Write every record, once all of them are known."""
+def write_records(
+    config: PicturesConfig,
+    world: World,
+    made: list[TimedWay],
+    rss: list[int],
+    facts: list[dict[str, Any]],
+    device: torch.device,
+) -> None:
+    """Write every record, once all of them are known; ``facts``: of the ranks' devices, this one's first."""
+    there = environment(config.dtype, pick_threads(config), device) | {"devices": facts}
     for one in made:
-        record = _record(config, world, one, rss)
+        record = _record(config, world, one, rss, there)
         folder = folder_of(config, one.name)
         writer = RunWriter(folder, record)
         for i, (seconds, steps, tally) in enumerate(one.repeats, 1):
@@ -64,7 +72,9 @@ def write_records(config: PicturesConfig, world: World, made: list[TimedWay], rs
         writer.close("done")
 
 
-def _record(config: PicturesConfig, world: World, one: TimedWay, rss: list[int]) -> PicturesRecord:
+def _record(
+    config: PicturesConfig, world: World, one: TimedWay, rss: list[int], there: dict[str, Any]
+) -> PicturesRecord:
     recipe = config.recipe(one.way)
     label = one.name if one.name == one.way else f"{one.name} ({one.way})"
     pairs = list(zip(one.images, one.references, strict=False))
@@ -73,7 +83,7 @@ def _record(config: PicturesConfig, world: World, one: TimedWay, rss: list[int])
     record = PicturesRecord(
         recipe=RecipeText(label, recipe.spec),
         config=config.to_dict() | {"recipes": one.name},
-        environment=environment("fp32", pick_threads(config)),
+        environment=dict(there),
         link=link_of(config),
         bytes=one.nbytes,
         memory=PeakMemory(rss),

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from thinwire.runs.data.fashion import CLASSES
+from thinwire.staging import to_host
 from thinwire.types import InputError, require
 
 if TYPE_CHECKING:
@@ -186,16 +187,18 @@ def sample_batch(
 ) -> Tensor:
     """Return the latents [N, tokens, channels] of N pictures that are made together; see ``sample``.
 
-    ``classes``: those of the garments of each; ``seeds``: of the noise of each.
+    ``classes``: those of the garments of each; ``seeds``: of the noise of each, which the CPU draws. The
+    model computes where its weights are, in their type; steps are added up in float32, and come to the CPU.
     """
-    words, x = torch.tensor(classes), torch.cat([sheet.noise(seed) for seed in seeds])
+    weights = next(model.parameters())
+    words, x = torch.tensor(classes), torch.cat([sheet.noise(seed) for seed in seeds]).to(weights.device)
     times = torch.linspace(1, 0, steps + 1).tolist()
 
     def velocity(name: str, kept: Tensor, now: float) -> Tensor:
         with model.cache_context(name) if guidance != 1 else nullcontext():
-            given = conditions(sheet, kept, torch.full((len(x),), now))
-            made: Tensor = model(hidden_states=x, **given)[0]
-            return made
+            given = conditions(sheet, kept, torch.full((len(x),), now)) | {"hidden_states": x}
+            made: Tensor = model(**_placed(given, weights))[0]
+            return made.to(x.dtype)
 
     for step, (now, then) in enumerate(pairwise(times), 1):
         with torch.no_grad():
@@ -205,5 +208,16 @@ def sample_batch(
                 toward = away + guidance * (toward - away)
             x = x + (then - now) * toward
         if on_step is not None:
+            if x.device.type == "cuda":  # what is not done yet would count as the next step's
+                torch.cuda.synchronize(x.device)
             on_step(step)
-    return x
+    return to_host([x]).tensors()[0]
+
+
+def _placed(given: dict[str, Any], like: Tensor) -> dict[str, Any]:
+    """Return arguments where ``like`` is, and in its type, but for times and places: they are float32."""
+    typed = ("hidden_states", "encoder_hidden_states", "pooled_projections")
+    return {
+        name: x.to(like.device, like.dtype if name in typed else None) if isinstance(x, Tensor) else x
+        for name, x in given.items()
+    }
