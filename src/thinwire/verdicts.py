@@ -21,6 +21,7 @@ from thinwire import staging
 
 _active = threading.local()
 Refusal = Callable[[], Exception]
+Answered = Callable[[list[Tensor]], object]
 
 
 class Verdicts:
@@ -67,6 +68,27 @@ class Verdicts:
 
     def _shorten(self, part: Tensor, count: Tensor) -> None:
         self._lengths[id(part)] = part, count.detach().reshape(())
+
+
+class Questions:
+    """What is to be asked about tensors of a device, all of it later: in one copy, with one wait."""
+
+    def __init__(self) -> None:
+        self._asked: list[tuple[list[Tensor], Answered]] = []
+
+    def ask(self, tensors: Sequence[Tensor], answered: Answered) -> None:
+        """Call ``answered`` later with these tensors of one device, on the host: it raises what is wrong."""
+        if tensors:
+            self._asked.append((list(tensors), answered))
+
+    def settle(self) -> None:
+        """Read what was asked for, and raise the first error there is."""
+        asked, self._asked = self._asked, []
+        if not asked:
+            return
+        read = iter(staging.to_host([t for tensors, _ in asked for t in tensors]).tensors())
+        for tensors, answered in asked:
+            answered([next(read) for _ in tensors])
 
 
 @contextmanager

@@ -33,7 +33,7 @@ from thinwire.types import (
     TensorSpec,
     require,
 )
-from thinwire.verdicts import deferred
+from thinwire.verdicts import Questions, deferred
 
 SHARED = 0  # the one key of a shared memory
 Update = tuple[list[int], list[Payload]]  # keys, and the states to keep for them, coded
@@ -279,12 +279,15 @@ class Receiver(ChannelEnd):
         *,
         expect: TensorSpec | None = None,
         device: torch.device | str | None = None,
+        later: Questions | None = None,
     ) -> Tensor:
         """Return the tensor in a packet, and update the references.
 
         Args: ``slots``: as given to the sender; ``expect``: the shape of the result (its dtype is not
         compared), which bounds what a hostile packet can allocate; ``device``: where to decode (default:
-        where the packet is; one from the wire is on the CPU).
+        where the packet is; one from the wire is on the CPU); ``later``: who asks what only a device can
+        tell, so that nothing waits for it here. Before ``later.settle()`` the tensor is not known to be
+        right, and after an error of that the keys need a keyframe.
         Errors: ``PayloadError`` for a packet that does not fit; ``DesyncError`` with the keys for a gap, a
         repetition or a failed check. After an error nothing has changed.
         """
@@ -297,7 +300,7 @@ class Receiver(ChannelEnd):
             self._check_versions(packet, entries, held)
         try:  # whatever a hostile packet trips over in here is a PayloadError
             parts = packet if device is None else moved(packet, torch.device(device))
-            x_hat, updates = self._decode(parts, mem, entries, held)
+            x_hat, updates = self._decode(parts, mem, entries, held, later)
         except MissingExtra:
             raise
         except WRONG_VALUES as e:
@@ -309,7 +312,7 @@ class Receiver(ChannelEnd):
         return x_hat
 
     def _decode(
-        self, packet: Packet, mem: Memory, entries: Entries, held: Sequence[int]
+        self, packet: Packet, mem: Memory, entries: Entries, held: Sequence[int], later: Questions | None
     ) -> tuple[Tensor, list[Update]]:
         """Return the tensor, and by which references it is to be remembered; changes nothing.
 
@@ -320,8 +323,11 @@ class Receiver(ChannelEnd):
         with deferred() as found:
             outputs = [self._section(packet, i, mem, entries, held) for i in range(len(packet.sections))]
             x_hat = merged([(rows, x) for rows, x, _ in outputs])
+        questions = Questions() if later is None else later
         if not mem.mirrored:
-            found.settle()
+            questions.ask(found.tensors(), found.settle)
+            if later is None:
+                questions.settle()
             return x_hat, []
         sums, here = row_sums(x_hat), x_hat.device.type == "cpu"
         if here:
@@ -329,11 +335,11 @@ class Receiver(ChannelEnd):
         with deferred() as kept:
             updates = [self._update(mem, [held[i] for i in rows], state) for rows, _, state in outputs]
         if not here:
-            read = staging.to_host([*found.tensors(), sums, *kept.tensors()]).tensors()
-            n = len(found.tensors())
-            found.settle(read[:n])
-            self._check_sums(entries, held, read[n])
-            kept.settle(read[n + 1 :])
+            questions.ask(found.tensors(), found.settle)
+            questions.ask([sums], lambda read: self._check_sums(entries, held, read[0]))
+            questions.ask(kept.tensors(), kept.settle)
+            if later is None:
+                questions.settle()
         return x_hat, updates
 
     def _update(self, mem: Memory, keys: list[int], state: Tensor | None) -> Update:

@@ -16,6 +16,7 @@ from thinwire.codecs.kernels.noise import uniforms
 from thinwire.codecs.kernels.scales import matrices, powers_of_two
 from thinwire.spec import Spec
 from thinwire.types import InputError, Payload, PayloadError, TensorSpec, require
+from thinwire.verdicts import refuse
 
 _MOST = 1024  # times 128 * 128 is 2**24, up to which float32 has all whole numbers
 _PASSES = 2
@@ -52,8 +53,8 @@ class LowRank(Spec):
     def encode(self, x: Tensor) -> Payload:
         spec = TensorSpec.of(x)
         values = x.detach().to(torch.float64).contiguous().reshape(matrices(spec))
-        if values.numel() and not all(v.isfinite() for v in torch.aminmax(values)):
-            raise InputError("a NaN or infinite value has no near matrix; look for the overflow that made it")
+        if values.numel():
+            refuse(~torch.stack(torch.aminmax(values)).isfinite().all(), _not_finite)
         left, right = _factors(values, self._kept(spec))
         (u, rows), (v, columns) = _integers(left, _ROWS), _integers(right, _COLUMNS)
         return Payload(spec, (u.flatten(), v.flatten(), rows.flatten(), columns.flatten()))
@@ -84,6 +85,10 @@ class LowRank(Spec):
         return min(self.rank, *matrices(spec)[1:])
 
 
+def _not_finite() -> InputError:
+    return InputError("a NaN or infinite value has no near matrix; look for the overflow that made it")
+
+
 def _factors(x: Tensor, k: int) -> tuple[Tensor, Tensor]:
     """Return float64 [matrices, rows, k], with columns of length 1, and [matrices, width, k].
 
@@ -111,7 +116,8 @@ def _integers(factor: Tensor, bounds: tuple[int, int]) -> tuple[Tensor, Tensor]:
 def _powers(name: str, stored: Tensor, bounds: tuple[int, int]) -> Tensor:
     """Return the powers of two that a part holds, float32; ``PayloadError`` for one that nobody writes."""
     if stored.numel():
-        low, high = (int(v) for v in torch.aminmax(stored))
-        if low < bounds[0] or high > bounds[1]:
-            raise PayloadError(f"the power of two of a {name} lies outside {bounds[0]}..{bounds[1]}")
-    return powers_of_two(stored)
+        low, high = torch.aminmax(stored)
+        wrong = (low < bounds[0]) | (high > bounds[1])
+        text = f"the power of two of a {name} lies outside {bounds[0]}..{bounds[1]}"
+        refuse(wrong, lambda: PayloadError(text))
+    return powers_of_two(stored.clamp(*bounds))

@@ -124,6 +124,7 @@ def facts(model: nn.Module, recipe: str, weights: int) -> dict[str, str]:
         "torch": torch.__version__.partition("+")[0],
         "the model": type(model).__name__,
         "the recipe": recipe,
+        "the type of its weights": ", ".join(sorted({str(p.dtype) for p in model.parameters()})),
         "its weights (a checksum)": str(weights),
         **{
             f"the setting {name}": json.dumps(value)
@@ -153,7 +154,7 @@ def agree(
     for rank, data in exchange.collect(0, deadline, "what its model is", is_last).items():
         message = RankMessage.unpack(data)
         message.check_sender(rank)
-        words, *rest = message.packets or [b""]
+        words, *rest = message.data or [b""]
         theirs = words_of(bytes(words), f"rank {rank}")
         both = {what: value for what, value in (held or {}).items() if what in theirs}
         for what, value in {**own, **both}.items():

@@ -2,19 +2,18 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
-from thinwire.channels import wire
 from thinwire.channels.channel import Receiver, Scheme, Sender
 from thinwire.channels.memory import NoMemory
 from thinwire.codecs import Cast, Codec, Raw
 from thinwire.spec import Spec
 from thinwire.types import InputError, Mode, Packet, PayloadError, require
+from thinwire.verdicts import Questions
 
 MAX_WARMUP = 1000
 WARM: Codec = Cast("float16")
@@ -82,33 +81,48 @@ class Endpoints:
         self._sender = Sender(coding.scheme)
         self._receivers = {rank: Receiver() for rank in ranks}
         self._forgotten: set[int] = set()
+        self._sent: set[int] = set()  # keys
         self.remember = not isinstance(coding.scheme.memory, NoMemory)  # packets need references
 
-    def encode(self, x: Tensor, keys: Sequence[int], step: int) -> tuple[bytes, Tensor]:
+    def encode(self, x: Tensor, keys: Sequence[int], step: int) -> tuple[Packet, Tensor]:
         """Return the packet for ``x`` in a step of the generation, and what the others will decode."""
-        scheme, mode = self._coding.scheme, None
-        codec, keyframe = wide(self._coding.codec(step) or scheme.codec, x), wide(scheme.keyframe, x)
+        scheme, mode, keyframe = self._coding.scheme, None, None
         if not self._forgotten.isdisjoint(keys):
             mode = Mode.KEYFRAME
             self._forgotten.difference_update(keys)
-        packet, x_hat = self._sender.encode(x, keys, codec=codec, keyframe=keyframe, mode=mode)
-        return wire.pack(packet), x_hat
+        codec = self._coding.codec(step) or scheme.codec
+        if scheme.memory.mirrored and (mode is not None or not self._sent.issuperset(keys)):
+            keyframe = wide(scheme.keyframe, x)
+        else:
+            codec = wide(codec, x)
+        made = self._sender.encode(x, keys, codec=codec, keyframe=keyframe, mode=mode)
+        self._sent.update(keys)
+        return made
 
     def forget(self, keys: Iterable[int]) -> None:
         """Send a keyframe of these keys next; any thread may call this before their next packet is due."""
         self._forgotten.update(keys)
 
     def decode(
-        self, rank: int, data: bytes | memoryview, keys: Sequence[int], shapes: Iterable[Shape], to: Tensor
+        self,
+        rank: int,
+        packet: Packet | None,
+        keys: Sequence[int],
+        shapes: Iterable[Shape],
+        to: Tensor,
+        later: Questions | None = None,
     ) -> Tensor:
-        """Return the tensor in a packet of ``rank``, of one of these shapes, on the device of ``to``."""
-        return self._receivers[rank].decode(_unpacked(data, keys, shapes), device=to.device)
+        """Return the tensor in a packet of ``rank``, of one of these shapes, on the device of ``to``.
+
+        ``later``: who asks that device whether it is right.
+        """
+        return self._receivers[rank].decode(_due(packet, keys, shapes), device=to.device, later=later)
 
     def replace(
-        self, rank: int, data: bytes | memoryview, keys: Sequence[int], shapes: Iterable[Shape], to: Tensor
+        self, rank: int, packet: Packet | None, keys: Sequence[int], shapes: Iterable[Shape], to: Tensor
     ) -> Tensor:
-        """Return the tensor in a packet of ``pack_whole``, and take a keyframe of these keys next."""
-        made = Receiver().decode(_unpacked(data, keys, shapes), device=to.device)
+        """Return the tensor in a packet of ``whole``, and take a keyframe of these keys next."""
+        made = Receiver().decode(_due(packet, keys, shapes), device=to.device)
         self._receivers[rank].reset(keys)
         return made
 
@@ -116,28 +130,28 @@ class Endpoints:
 _PLAIN = Sender()  # of messages that need no reference: it keeps nothing
 
 
-def pack_whole(x: Tensor, keys: Sequence[int]) -> bytes:
+def whole(x: Tensor, keys: Sequence[int]) -> Packet:
     """Return a packet for ``x`` as it is, which needs no reference."""
-    return wire.pack(_PLAIN.encode(x, keys, mode=Mode.DIRECT)[0])
+    return _PLAIN.encode(x, keys, mode=Mode.DIRECT)[0]
 
 
-def pack_mask(mask: Tensor, key: int) -> bytes:
+def mask_packet(mask: Tensor, key: int) -> Packet:
     """Return the packet for a rank's part of a mask, as it is."""
-    return pack_whole(mask.reshape(1, -1), [key])
+    return whole(mask.reshape(1, -1), [key])
 
 
-def unpack_mask(data: bytes | memoryview, like: Tensor, tokens: int, key: int) -> Tensor:
+def mask_in(packet: Packet | None, like: Tensor, tokens: int, key: int) -> Tensor:
     """Return another rank's part of a mask, which is ``like`` this one's but for its ``tokens``."""
     shape = (*like.shape[:-1], tokens)
-    packet = _unpacked(data, [key], [(1, like[..., 0].numel() * tokens)])
-    part = Receiver().decode(packet, device=like.device)
+    part = Receiver().decode(_due(packet, [key], [(1, like[..., 0].numel() * tokens)]), device=like.device)
     return part.reshape(shape).to(like.dtype)
 
 
-def _unpacked(data: bytes | memoryview, keys: Sequence[int], shapes: Iterable[Shape]) -> Packet:
-    allowed = set(shapes)
-    packet = wire.unpack(data, max(1, 8 * max(map(math.prod, allowed))))  # bytes, of float64 at most
-    if packet.spec.shape not in allowed:
-        raise PayloadError(f"a packet for {packet.spec.shape}, where a share of the tokens is due")
-    require([e.key for e in packet.entries] == list(keys), PayloadError, "a packet for another layer")
-    return packet
+def _due(packet: Packet | None, keys: Sequence[int], shapes: Iterable[Shape]) -> Packet:
+    """Return a packet that is for these keys, and of one of these shapes. Errors: ``PayloadError``."""
+    require(packet is not None, PayloadError, "an empty packet, where a share of the tokens is due")
+    found: Packet = packet  # type: ignore[assignment]  # require has checked it
+    if found.spec.shape not in set(shapes):
+        raise PayloadError(f"a packet for {found.spec.shape}, where a share of the tokens is due")
+    require([e.key for e in found.entries] == list(keys), PayloadError, "a packet for another layer")
+    return found

@@ -2,7 +2,7 @@
 
 A message is a small head, then packets that describe themselves. Little-endian::
 
-    version u8 (1), state u8 (0: packets follow; 1: the sender makes no more calls, and a packet may say why),
+    version u8 (2), state u8 (0: packets follow; 1: the sender makes no more calls, and a packet may say why),
     packets u16
     key u64: what is exchanged, as ``Key`` packs it; inputs u32: a checksum of the call's inputs; where state
     is 1, key is 1 + the rank that the sender waited for in vain, or 0
@@ -28,17 +28,23 @@ from time import perf_counter
 from typing import NamedTuple
 from weakref import WeakKeyDictionary, ref
 
+import torch
 from torch import Tensor
 
 from thinwire.collectives import MeshExchange
 from thinwire.collectives.exchange import Framing
 from thinwire.links.mailbox import Mailbox
 from thinwire.links.mesh import Peer
-from thinwire.types import DesyncError, InputError, LinkError, PayloadError, require
-from thinwire.uses.pictures.coding import Endpoints, Shape, pack_whole
+from thinwire.types import DesyncError, InputError, LinkError, Packet, PayloadError, require
+from thinwire.uses.pictures.coding import Endpoints, Shape, whole
+from thinwire.uses.pictures.message_bytes import Data, device_of, opened, packed
 from thinwire.uses.pictures.model_calls import PROMPT, Inquiry
+from thinwire.uses.pictures.send_lane import SendLane
+from thinwire.verdicts import Questions
 
-Packets = Sequence[bytes | memoryview]
+_CPU = torch.device("cpu")
+Packets = Sequence[Packet | Data]  # to be sent
+Received = Sequence[Packet | None]  # of one rank; None is an empty one
 
 
 @dataclass(frozen=True)
@@ -67,7 +73,8 @@ class CheckedExchange:
         self.others = [rank for rank in self.ranks if rank != self.rank]
         self._exchange, self._deadline = exchange, deadline
         self._generation = self._number = 0
-        self._repairs = Repairs(exchange, deadline, due)
+        self._questions = Questions()
+        self._repairs, self._lane = Repairs(exchange, deadline, due), SendLane(self.abandon)
 
     def begin(self, generation: int) -> None:
         """Number the exchanges of another generation, from 0."""
@@ -85,11 +92,17 @@ class CheckedExchange:
         self, what: str, key: Key, inputs: int, packets: Packets, kept: SentValues | None = None
     ) -> Posted:
         """Send the same packets to all others; ``kept``: see ``scatter``."""
-        body = RankMessage(key.pack(), inputs, packets).pack()
+        step, message = self._step, RankMessage(key.pack(), inputs, packets)
         if kept is not None:
             self._keep(dict.fromkeys(self.others, kept))
-        self._exchange.post(self._step, body)
-        return self._posted(Posted(self._step, what, key, inputs, len(packets)), len(body) * len(self.others))
+
+        def send() -> None:
+            body = message.pack()
+            self._exchange.post(step, body)
+            self.tally.count(key.kind, len(body) * len(self.others))
+
+        self._lane.do(device_of(packets), send)
+        return self._posted(Posted(step, what, key, inputs, len(packets)))
 
     def scatter(
         self,
@@ -103,21 +116,24 @@ class CheckedExchange:
 
         ``kept``: what they stand for, remembered where a packet cannot be decoded by itself.
         """
-        packed, bodies = key.pack(), dict[int, bytes]()
-        for rank, own in packets.items():
-            bodies[rank] = RankMessage(packed, inputs, own).pack()
+        step, number = self._step, key.pack()
         self._keep(kept)
-        self._exchange.scatter(self._step, bodies)
-        count = len(packets[self.others[0]])
-        return self._posted(Posted(self._step, what, key, inputs, count), sum(map(len, bodies.values())))
+
+        def send() -> None:
+            bodies = {rank: RankMessage(number, inputs, own).pack() for rank, own in packets.items()}
+            self._exchange.scatter(step, bodies)
+            self.tally.count(key.kind, sum(map(len, bodies.values())))
+
+        self._lane.do(device_of([each for own in packets.values() for each in own]), send)
+        return self._posted(Posted(step, what, key, inputs, len(packets[self.others[0]])))
 
     def due(self, what: str, key: Key, inputs: int, count: int) -> Posted:
         """Return an exchange in which this rank sends nothing, to be collected."""
         self._number += 1
         return Posted(self._step - 1, what, key, inputs, count)
 
-    def collect(self, posted: Posted) -> dict[int, Packets]:
-        """Return the packets of all others in this exchange, by rank.
+    def collect(self, posted: Posted, device: torch.device, here: int = 0) -> dict[int, Received]:
+        """Return the packets of all others in this exchange, by rank, on ``device``, the first ones ``here``.
 
         Errors: ``LinkError`` naming a rank that is silent or has left; ``InputError``, ``DesyncError`` and
         ``PayloadError`` for one that calls the model otherwise.
@@ -125,35 +141,54 @@ class CheckedExchange:
         start = perf_counter()
         received = self._exchange.collect(posted.step, self._deadline, posted.what, is_last)
         self.tally.wait_s += perf_counter() - start
+        self._lane.check()
         messages = list(map(RankMessage.unpack, received.values()))
         for rank, message in zip(received, messages, strict=True):
             check(rank, message, posted, self.inquiry)
-        return dict(zip(received, (message.packets for message in messages), strict=True))
+        with self.coding():
+            return {
+                rank: [*opened(m.data[:here], _CPU), *opened(m.data[here:], device)]
+                for rank, m in zip(received, messages, strict=True)
+            }
 
     def decode(
         self,
         posted: Posted,
         ends: Endpoints,
         rank: int,
-        data: bytes | memoryview,
+        packet: Packet | None,
         keys: Sequence[int],
         shapes: Sequence[Shape],
         to: Tensor,
     ) -> Tensor:
-        """Return the tensor in a packet of ``rank``, asking it for the values where references differ."""
+        """Return the tensor in a packet of ``rank``, asking it for the values where it has other references.
+
+        Whether a device makes of it what the sender did is asked at the end of the call.
+        """
         try:
-            return ends.decode(rank, data, keys, shapes, to)
+            return ends.decode(rank, packet, keys, shapes, to, self._questions)
         except DesyncError:
             self.tally.repairs += 1
-            return ends.replace(rank, self._repairs.ask(rank, posted.step), keys, shapes, to)
+            return ends.replace(rank, self._repairs.ask(rank, posted.step, to.device), keys, shapes, to)
 
     def drop(self, posted: Posted) -> bool:
         """Take what the others have sent in an exchange, unread; return whether all of them go on."""
         found = self._exchange.collect(posted.step, self._deadline, posted.what, is_last)
         return not any(RankMessage.unpack(body).stopped for body in found.values())
 
+    def end(self) -> None:
+        """End a call of the model: its messages are with the links, and what it has taken is right."""
+        self._lane.flush()
+        self.settle()
+        self.tally.calls += 1
+
+    def settle(self) -> None:
+        """Ask the device whether what was decoded is right. Errors: ``DesyncError``, ``PayloadError``."""
+        self._questions.settle()
+
     def leave(self, cause: BaseException | None = None) -> None:
         """Tell the others not to wait for this rank, in this picture and at the beginning of the next."""
+        self._lane.close()
         self._repairs.leave()
         with suppress(LinkError):
             self.abandon(cause)
@@ -175,10 +210,9 @@ class CheckedExchange:
         if any(each.ends.remember for each in kept.values()):
             self._repairs.keep(self._step, kept)
 
-    def _posted(self, posted: Posted, nbytes: int) -> Posted:
+    def _posted(self, posted: Posted) -> Posted:
         self._number += 1
         self.tally.exchanges += 1
-        self.tally.nbytes += nbytes
         return posted
 
 
@@ -206,6 +240,11 @@ class ExchangeTally:
     repairs: int = 0  # packets that could not be decoded, and were asked for as values
     wait_s: float = 0.0
     code_s: float = 0.0
+
+    def count(self, kind: TensorKind, nbytes: int) -> None:
+        """Count the bytes of a message, to all peers together."""
+        self.nbytes += nbytes
+        self.output_nbytes += nbytes if kind == TensorKind.OUTPUT else 0
 
 
 _LAYER, _TENSOR, _SOURCE = 16, 8, 16  # bits
@@ -243,7 +282,7 @@ class Key(NamedTuple):
         return ((self.stream << _LAYER | self.layer) << _TENSOR | self.kind) << _SOURCE | self.source
 
 
-MESSAGES = Framing(version=1, states=2, fields="QI")
+MESSAGES = Framing(version=2, states=2, fields="QI")
 
 
 @dataclass(frozen=True)
@@ -252,8 +291,13 @@ class RankMessage:
 
     key: int = 0
     inputs: int = 0
-    packets: Sequence[bytes | memoryview] = ()
+    packets: Packets = ()
     stopped: bool = False
+
+    @property
+    def data(self) -> list[Data]:
+        """The packets of a message that was read."""
+        return [packet for packet in self.packets if not isinstance(packet, Packet)]
 
     @classmethod
     def stop(cls, cause: BaseException | None = None, waited: int | None = None) -> RankMessage:
@@ -268,8 +312,8 @@ class RankMessage:
         """
         if not self.stopped:
             return
-        if self.packets:
-            raise InputError(_said(rank, bytes(self.packets[0])))
+        if self.data:
+            raise InputError(_said(rank, bytes(self.data[0])))
         text = f"rank {rank} has left, or ended with an error; see what it says, and make as many calls there"
         if self.key:
             text = (
@@ -279,7 +323,7 @@ class RankMessage:
 
     def pack(self) -> bytes:
         """Return the message as bytes."""
-        return MESSAGES.pack(self.stopped, self.packets, self.key, self.inputs)
+        return MESSAGES.pack(self.stopped, packed(self.packets), self.key, self.inputs)
 
     @classmethod
     def unpack(cls, data: bytes | memoryview) -> RankMessage:
@@ -335,14 +379,14 @@ class Repairs:
         with self._lock:
             self._kept.append((step, kept))
 
-    def ask(self, rank: int, step: int) -> bytes:
+    def ask(self, rank: int, step: int, device: torch.device) -> Packet | None:
         """Return the packet of the values that a peer sent in an exchange. Errors: ``DesyncError``."""
         peer, place = self._peers[rank], _STEP.pack(step)
         peer.mailbox.send(self._tag("again") + place, b"")
         others = self._peers.values()
         data = peer.get(self._tag("whole") + place, self._deadline, "the values once more", others)
         require(bool(data), DesyncError, f"the references for rank {rank} are lost; begin the picture anew")
-        return data
+        return opened([data], device)[0]
 
     def leave(self) -> None:
         """Keep what a peer may still ask for alone, and of one use of the mesh alone."""
@@ -369,5 +413,5 @@ class Repairs:
             found = [by_rank[rank] for step, by_rank in self._kept if _STEP.pack(step) == place]
             for kept in found:
                 kept.ends.forget(kept.keys)
-        data = pack_whole(found[0].values, found[0].keys) if found else b""
+        [data] = packed([whole(found[0].values, found[0].keys)]) if found else [b""]
         peer.mailbox.send(self._tag("whole") + place, data)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import zlib
 from collections import Counter, deque
 from collections.abc import Hashable, Iterator, Mapping
@@ -12,14 +13,16 @@ from numbers import Real
 from threading import Lock
 from typing import NamedTuple
 
+import torch
 from torch import Tensor
 
 from thinwire.collectives import MeshExchange
 from thinwire.collectives.exchange import words_of
 from thinwire.links.mesh import Peer
 from thinwire.types import LinkError, PayloadError
+from thinwire.uses.pictures.bit_sums import bit_sum, numbers
 from thinwire.uses.pictures.diffusers_names.interfaces import Given
-from thinwire.uses.pictures.weight_checksums import WatchedWeights, bytes_of
+from thinwire.uses.pictures.weight_checksums import WatchedWeights
 
 STREAMS = 16  # of one generation
 
@@ -102,13 +105,13 @@ class CountedCalls:
         with suppress(LinkError):
             self._abandon(cause)
 
-    def _begin(self, given: Given, shapes: Hashable) -> None:
-        """Count a call of the model, and begin a generation where it does."""
+    def _begin(self, given: Given, shapes: Hashable, time: float | None) -> None:
+        """Count a call of the model for a time, and begin a generation where it does."""
         self._interrupted, self._ended = not self._ended, False
         if self._interrupted:  # an error: the ranks may be at different exchanges of the call before
             self._abandon()
             self.clock.reset()
-        self._call = self.clock.call(given.stream, time_of(given.inputs), shapes)
+        self._call = self.clock.call(given.stream, time, shapes)
         if self._call.begins:
             self._forget()
         given.check()
@@ -148,10 +151,10 @@ class Inquiry:
         """Count these weights among the inputs of each call."""
         self._weights = weights
 
-    def note(self, generation: int, inputs: Mapping[str, object]) -> int:
-        """Return a checksum of the inputs of a call, and remember those."""
+    def note(self, generation: int, sums: Mapping[str, int]) -> int:
+        """Return a checksum of the inputs of a call, given by the ``sums`` of each, and remember those."""
         begins = generation != self._generation
-        found = checksums(inputs)
+        found = dict(sums)
         if self._weights is not None:
             found[_WEIGHTS] = self._weights.checksum(begins)
         self._generation, self._number = generation, 1 if begins else self._number + 1
@@ -204,18 +207,28 @@ def leaves_of(inputs: object, name: str = "") -> Iterator[tuple[str, object]]:
         yield name, inputs
 
 
-def checksums(inputs: Mapping[str, object]) -> dict[str, int]:
-    """Return a checksum of each input: of all bits of its tensors, and of its numbers and texts."""
-    found: dict[str, int] = {}
-    for name, x in leaves_of(inputs):
-        own = name[1:].partition(".")[0]
-        crc = found.get(own, 0)
-        if isinstance(x, Tensor):
-            crc = zlib.crc32(f"{name} {x.dtype} {tuple(x.shape)}".encode(), crc)
-            found[own] = zlib.crc32(bytes_of(x), crc)
-        elif isinstance(x, Real | str):
-            found[own] = zlib.crc32(f"{name} {x}".encode(), crc)
-    return found
+class CallInputs(NamedTuple):
+    """What is read of a call's inputs: the latest time that it is for, and a checksum of each by its name."""
+
+    time: float | None
+    sums: dict[str, int]
+
+    @classmethod
+    def of(cls, inputs: Mapping[str, object]) -> CallInputs:
+        """Read both, in one copy from each device; the checksums are of all bits of tensors too."""
+        said, parts = dict[str, list[str]](), dict[str, Tensor]()
+        for name, x in leaves_of(inputs):
+            words = said.setdefault(name[1:].partition(".")[0], [])
+            if isinstance(x, Tensor):
+                words.append(f"{name} {x.dtype} {tuple(x.shape)}")
+                parts[name] = bit_sum(x)
+            elif isinstance(x, Real | str):
+                words.append(f"{name} {x}")
+        time, *found = numbers([_latest(inputs), *parts.values()])
+        for name, n in zip(parts, found, strict=True):
+            said[name[1:].partition(".")[0]].append(str(n))
+        sums = {name: zlib.crc32("\0".join(words).encode()) for name, words in said.items() if words}
+        return cls(None if math.isnan(time) else time, sums)
 
 
 def shapes_of(inputs: Mapping[str, object]) -> Hashable:
@@ -230,7 +243,15 @@ def time_of(inputs: Mapping[str, object]) -> float | None:
     >>> time_of({"timesteps": torch.tensor([999.0, 980.0])})  # as HiDream calls it
     999.0
     """
+    [time] = numbers([_latest(inputs)])
+    return None if math.isnan(time) else time
+
+
+def _latest(inputs: Mapping[str, object]) -> Tensor:
+    """Return the latest time where it is; a NaN where the model takes none."""
     time = inputs.get("timestep", inputs.get("timesteps"))
     if isinstance(time, Tensor) and time.numel():
-        return float(time.max())
-    return float(time) if isinstance(time, Real) else None
+        return time.max()
+    return torch.tensor(
+        float(time) if isinstance(time, Real) else math.nan, dtype=torch.float64, device="cpu"
+    )

@@ -11,10 +11,11 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.codecs.codec import in_a_row
+from thinwire.uses.pictures.bit_sums import sums_of
 
 SAMPLES = 4096  # values of a tensor that are read before each picture
-_PIECE = 1 << 24  # bytes that are copied from a device at a time
 _SETTINGS = ("training", "scale", "scaling", "_active_adapter", "_disable_adapters", "merged_adapters")
+Marks = list[tuple[int, int, int]]  # of each tensor: which it is, where it lies, and how often it was changed
 
 
 class WatchedWeights:
@@ -27,29 +28,40 @@ class WatchedWeights:
 
     def __init__(self, model: nn.Module, but: Collection[str] = ()) -> None:
         self._model, self._but = model, but
-        self._marks, self._samples = self._marked(), self._sampled()
-        self._bits = bits_checksum(model, but)
+        (self._marks, self._settings), self._samples = self._looked_at(), self._sampled()
+        self._bits, self._set = bits_checksum(model, but), settings_checksum(model)
 
     def checksum(self, begins: bool) -> int:
         """Return the checksum now; ``begins``: whether a picture does."""
-        marks = self._marked()
+        marks, settings = self._looked_at()
         samples = self._sampled() if begins or marks != self._marks else self._samples
         other = samples != self._samples or _counted(marks) != _counted(self._marks)
-        self._marks, self._samples = marks, samples
+        if settings != self._settings:
+            self._set = settings_checksum(self._model)
+        self._marks, self._settings, self._samples = marks, settings, samples
         if other:
             self._bits = bits_checksum(self._model, self._but)
-        return zlib.crc32(str(settings_checksum(self._model)).encode(), self._bits)
+        return zlib.crc32(str(self._set).encode(), self._bits)
 
-    def _marked(self) -> list[tuple[int, int, int]]:
-        parts = ((x, part) for _, x in _tensors(self._model, self._but) for part in _plain(x))
-        return [(id(x), p.data_ptr(), 0 if p.is_inference() else p._version) for x, p in parts]
+    def _looked_at(self) -> tuple[Marks, str]:
+        """Return the marks of all tensors, and the settings: in one walk, since each call waits for it."""
+        marks, settings = Marks(), []
+        for name, module in _walk(self._model):
+            own = vars(module)
+            for kept in (own["_parameters"], own["_buffers"]):
+                for key, x in kept.items():
+                    if x is not None and f"{name}{key}" not in self._but:
+                        marks += _marks(_offloaded(module, key, x) if x.is_meta else x)
+            settings += [(id(module), key, value) for key, value in _set(own)]
+        return marks, repr(settings)
 
-    def _sampled(self) -> int:
-        crc = 0
+    def _sampled(self) -> list[int]:
+        parts: dict[torch.device, list[Tensor]] = {}
         for _, x in _tensors(self._model, self._but):
             for part in _plain(x):
-                crc = _added(crc, some_of(part))
-        return crc
+                if not part.is_meta:
+                    parts.setdefault(part.device, []).append(_as_bytes(some_of(part)))
+        return sums_of([torch.cat(some) for some in parts.values()])
 
 
 def weights_checksum(model: nn.Module, but: Collection[str] = ()) -> int:
@@ -62,24 +74,24 @@ def weights_checksum(model: nn.Module, but: Collection[str] = ()) -> int:
 
 def bits_checksum(model: nn.Module, but: Collection[str] = ()) -> int:
     """Return a checksum of all bits of all parameters and buffers but those whose names are in ``but``."""
-    crc = 0
+    said, parts = list[str](), list[Tensor]()
     for name, x in _tensors(model, but):
-        crc = zlib.crc32(f"{name} {x.dtype} {tuple(x.shape)}".encode(), crc)
-        for part in _plain(x):
-            crc = _added(crc, part)
-    return crc
+        inside = [part for part in _plain(x) if not part.is_meta]
+        said.append(f"{name} {x.dtype} {tuple(x.shape)} {len(inside)}")
+        parts += inside
+    return zlib.crc32(f"{said} {sums_of(parts)}".encode())
 
 
 def settings_checksum(model: nn.Module) -> int:
     """Return a checksum of what adapters and processors are set to, and whether modules are in training."""
-    found = [
-        (name, key, own[key])
-        for name, module in model.named_modules()
-        for own in (vars(module), getattr(vars(module).get("processor"), "__dict__", {}))
-        for key in _SETTINGS
-        if key in own and is_setting(own[key])
-    ]
+    found = [(name, *each) for name, module in model.named_modules() for each in _set(vars(module))]
     return zlib.crc32(repr(found).encode())
+
+
+def _set(own: dict[str, Any]) -> list[tuple[str, Any]]:
+    """Return what a module, and the processor in it, are set to, by name."""
+    both = (own, vars(own["processor"])) if hasattr(own.get("processor"), "__dict__") else (own,)
+    return [(key, each[key]) for each in both for key in _SETTINGS if key in each and is_setting(each[key])]
 
 
 def some_of(x: Tensor) -> Tensor:
@@ -90,30 +102,37 @@ def some_of(x: Tensor) -> Tensor:
     return x.flatten()[::step]
 
 
-def bytes_of(x: Tensor) -> memoryview:
-    """Return the bytes of a tensor, on the CPU."""
-    return in_a_row(x).cpu().view(torch.uint8).numpy().data
+def _as_bytes(x: Tensor) -> Tensor:
+    return in_a_row(x).view(torch.uint8)
 
 
-def _added(crc: int, x: Tensor) -> int:
-    if x.is_meta:
-        return crc
-    flat = x.flatten()
-    for piece in flat.split(max(1, _PIECE // x.element_size())):
-        crc = zlib.crc32(bytes_of(piece), crc)
-    return crc
+def _walk(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
+    """Yield all modules, each once, with what its weights' names begin with."""
+    seen, left = {id(model)}, [("", model)]
+    while left:
+        name, module = left.pop()
+        yield name, module
+        for key, child in module._modules.items():
+            if child is not None and id(child) not in seen:
+                seen.add(id(child))
+                left.append((f"{name}{key}.", child))
+
+
+def _marks(x: Tensor) -> Marks:
+    parts = (x,) if type(x) in (Tensor, nn.Parameter) else _plain(x)
+    return [(id(x), p.data_ptr(), 0 if p.is_inference() else p._version) for p in parts]
 
 
 def _tensors(model: nn.Module, but: Collection[str]) -> Iterator[tuple[str, Tensor]]:
     for name, x in (*model.named_parameters(), *model.named_buffers()):
         if name not in but:
-            yield name, _offloaded(model, name, x) if x.is_meta else x
+            owner, _, own = name.rpartition(".")
+            yield name, _offloaded(model.get_submodule(owner), own, x) if x.is_meta else x
 
 
-def _offloaded(model: nn.Module, name: str, x: Tensor) -> Tensor:
+def _offloaded(module: nn.Module, own: str, x: Tensor) -> Tensor:
     """Return what is on no device from where accelerate keeps it until a call needs it, if it does."""
-    owner, _, own = name.rpartition(".")
-    hook: Any = getattr(model.get_submodule(owner), "_hf_hook", None)
+    hook: Any = getattr(module, "_hf_hook", None)
     for one in getattr(hook, "hooks", (hook,)):
         kept = getattr(one, "weights_map", None)
         if kept is not None and own in kept:

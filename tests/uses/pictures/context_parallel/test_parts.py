@@ -7,15 +7,15 @@ from random import Random
 import pytest
 import torch
 
-from thinwire.channels import wire
 from thinwire.channels.channel import Scheme
 from thinwire.codecs import Cast
 from thinwire.types import InputError, PayloadError
-from thinwire.uses.pictures.coding import Coding, Endpoints, pack_mask, unpack_mask
+from thinwire.uses.pictures.coding import Coding, Endpoints, mask_in, mask_packet
 from thinwire.uses.pictures.context_parallel.attention import attended, divisible, merged
 from thinwire.uses.pictures.context_parallel.recipes import ATTENTION, DIFFUSION, OUTPUT
 from thinwire.uses.pictures.context_parallel.sharding import TokenShares
 from thinwire.uses.pictures.diffusers_names.interfaces import Attention
+from thinwire.uses.pictures.message_bytes import opened, packed
 from thinwire.uses.pictures.messages import Key, RankMessage, TensorKind
 from thinwire.uses.pictures.model_calls import StepCounter
 
@@ -101,9 +101,10 @@ def test_recipes_refuse() -> None:
 def test_messages_that_others_forge_are_refused() -> None:
     """Cut, changed or of another shape or layer: a refusal, or the tensor that was due."""
     random, x, keys = Random(0), torch.randn(2, 6, 4), [1, 2]
-    data = Endpoints(Coding(Scheme(Cast("float16"))), []).encode(x, keys, 0)[0]
-    message = RankMessage(7, 8, [data, pack_mask(torch.ones(1, 1, 1, 3, dtype=torch.bool), 5)]).pack()
-    assert [len(p) for p in RankMessage.unpack(message).packets] == [len(data), len(message) - len(data) - 24]
+    packet = Endpoints(Coding(Scheme(Cast("float16"))), []).encode(x, keys, 0)[0]
+    data = packed([packet, mask_packet(torch.ones(1, 1, 1, 3, dtype=torch.bool), 5)])
+    message = RankMessage(7, 8, data).pack()
+    assert RankMessage.unpack(message).data == data
     for cut in range(len(message)):
         with pytest.raises(PayloadError):
             RankMessage.unpack(message[:cut])
@@ -111,9 +112,9 @@ def test_messages_that_others_forge_are_refused() -> None:
         forged = bytearray(message)
         forged[random.randrange(len(forged))] ^= 1 << random.randrange(8)
         try:
-            packets = RankMessage.unpack(forged).packets
+            packets = opened(RankMessage.unpack(forged).data, x.device)
             made = Endpoints(Coding(), [1]).decode(1, packets[0], keys, [(2, 6, 4)], x)
-            mask = unpack_mask(packets[1], torch.ones(1, 1, 1, 9, dtype=torch.bool), 3, 5)
+            mask = mask_in(packets[1], torch.ones(1, 1, 1, 9, dtype=torch.bool), 3, 5)
         except (PayloadError, IndexError):
             continue
         assert made.shape == x.shape
@@ -122,10 +123,10 @@ def test_messages_that_others_forge_are_refused() -> None:
 
 @pytest.mark.parametrize(("keys", "shape"), [([1, 2], (2, 5, 4)), ([1, 3], (2, 6, 4))])
 def test_packets_of_another_shape_or_layer(keys: list[int], shape: tuple[int, ...]) -> None:
-    data = Endpoints(Coding(), []).encode(torch.zeros(2, 6, 4), [1, 2], 0)[0]
+    packet = Endpoints(Coding(), []).encode(torch.zeros(2, 6, 4), [1, 2], 0)[0]
     with pytest.raises(PayloadError):
-        Endpoints(Coding(), [1]).decode(1, data, keys, [shape], torch.zeros(1))
-    assert wire.unpack(data).spec.shape == (2, 6, 4)
+        Endpoints(Coding(), [1]).decode(1, packet, keys, [shape], torch.zeros(1))
+    assert packet.spec.shape == (2, 6, 4)
 
 
 @pytest.mark.parametrize(("large", "scale"), [(1.0, None), (60.0, None), (1.0, 0.3)])

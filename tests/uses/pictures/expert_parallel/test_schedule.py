@@ -61,5 +61,7 @@ def test_a_slot_reuses_what_its_expert_made_else_what_it_made_last() -> None:
     assert swapped.outputs.flatten().tolist() == [5, 3] and swapped.experts.tolist() == [[5, 3]]
     other = held.reused(torch.tensor([[5, 7]]))
     assert other.outputs.flatten().tolist() == [5, 5] and other.experts.tolist() == [[5, 5]]
-    fresh = held.with_fresh(torch.tensor([[5, 7]]), torch.tensor([[False, True]]), torch.tensor([[7.0]]))
+    fresh = held.with_fresh(
+        torch.tensor([[5, 7]]), torch.tensor([[False, True]]), torch.tensor([[[0.0], [7.0]]])
+    )
     assert fresh.outputs.flatten().tolist() == [5, 7] and fresh.experts.tolist() == [[5, 7]]

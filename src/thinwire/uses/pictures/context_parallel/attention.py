@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
@@ -176,7 +177,7 @@ class UlyssesAttention(ContextParallel):
         with self._exchange.coding():
             masks = self._mask_packets(mask)
             coded = {r: ends.encode(flat[r], keys, step) for r, ends in self._pairs.items()}
-        packets = {r: [data, *masks] for r, (data, _) in coded.items()}
+        packets = {r: [packet, *masks] for r, (packet, _) in coded.items()}
         kept = {r: SentValues(self._pairs[r], x_hat, keys) for r, (_, x_hat) in coded.items()}
         posted = self._exchange.scatter(what, self._key(kinds), self._inputs, packets, kept)
         self._layer += 1
@@ -193,7 +194,7 @@ class PartialAttention(NamedTuple):
 
     Own keys are attended to while those of the others are under way. The mean over all keys follows from
     those over each part and these logarithms, as in ring attention (arXiv 2310.01889). torch's public
-    attention keeps the weights to itself; the operator here is private, and tested with torch 2.13.
+    attention keeps the weights to itself; the operators here are private, and tested with torch 2.13.
     """
 
     output: Tensor
@@ -201,16 +202,32 @@ class PartialAttention(NamedTuple):
 
 
 def divisible(attention: Attention) -> bool:
-    """Say whether the keys of an attention may come in parts: on the CPU, and without a mask."""
+    """Say whether the keys of an attention may come in parts: without a mask, if torch tells its weights."""
     query, key, value, mask = attention
     alike = query.dtype == key.dtype == value.dtype and query.shape[2] == key.shape[2]
-    plain = query.device.type == "cpu" and query.dtype in TYPES and not torch.is_autocast_enabled("cpu")
-    return mask is None and alike and plain
+    if mask is not None or not alike or torch.is_autocast_enabled(query.device.type):
+        return False
+    if query.device.type == "cuda":
+        return torch.backends.cuda.flash_sdp_enabled() and _weighs(query.device, query.dtype, query.shape[3])
+    return query.device.type == "cpu" and query.dtype in TYPES
+
+
+@lru_cache(maxsize=64)
+def _weighs(device: torch.device, dtype: torch.dtype, width: int) -> bool:
+    """Say whether a card's flash attention takes heads so wide: by trying, since that differs by card."""
+    x = torch.zeros(1, 8, 1, width, device=device, dtype=dtype)
+    with suppress(RuntimeError, NotImplementedError):
+        found = attended(Attention(x, x, x, None))
+        return found.weight.shape == (1, 1, 8)
+    return False
 
 
 def attended(attention: Attention, scale: float | None = None) -> PartialAttention:
     """Return what the queries find among these keys; ``scale`` is torch's own unless given."""
     query, key, value = (x.transpose(1, 2) for x in attention[:3])
+    if query.device.type == "cuda":
+        found = torch.ops.aten._scaled_dot_product_flash_attention(query, key, value, scale=scale)
+        return PartialAttention(*found[:2])
     attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
     return PartialAttention(*attend(query, key, value, 0.0, False, attn_mask=None, scale=scale))
 

@@ -23,7 +23,7 @@ from thinwire.uses.pictures.diffusers_names.hooks import intercepted
 from thinwire.uses.pictures.diffusers_names.interfaces import Given
 from thinwire.uses.pictures.diffusers_names.plans import SplitPlan
 from thinwire.uses.pictures.messages import CheckedExchange, Key, Posted, SentValues, TensorKind
-from thinwire.uses.pictures.model_calls import CountedCalls, ModelCall, shapes_of
+from thinwire.uses.pictures.model_calls import CallInputs, CountedCalls, ModelCall, shapes_of
 
 Outputs = Sequence[Tensor]
 
@@ -50,19 +50,19 @@ class GuidanceParallel(CountedCalls):
 
     def run(self, given: Given, compute: Callable[[], Any]) -> Any:
         """Return the model's output for these inputs, by ``compute`` or from the other rank."""
-        inputs = given.inputs
-        self._begin(given, shapes_of(inputs))
+        inputs, seen = given.inputs, CallInputs.of(given.inputs)
+        self._begin(given, shapes_of(inputs), seen.time)
         self._await()
         call = self._call
         look = call.stream, shapes_of(inputs)
-        check = self._inquiry.note(self.clock.generation, inputs)
+        check = self._inquiry.note(self.clock.generation, seen.sums)
         mine = self._ranks[call.stream % 2] == self._rank
         made = compute() if mine or look not in self._outputs else None
         if made is not None:
             self._outputs[look] = self._taken_apart(made)
         form, like = self._outputs[look]
         found = self._own(call, like, check) if mine else self._others(call, like, check)
-        self.tally.calls += 1
+        self._exchange.end()
         self._ended = True
         return tree_unflatten(list(found), form)
 
@@ -101,8 +101,7 @@ class GuidanceParallel(CountedCalls):
                 for x, key in zip(outputs, keys, strict=True)
             ]
         kept = SentValues(self._ends, coded[0][1], [keys[0].pack()]) if len(coded) == 1 else None
-        self._exchange.post("an output", keys[0], check, [data for data, _ in coded], kept)
-        self.tally.output_nbytes = self.tally.nbytes
+        self._exchange.post("an output", keys[0], check, [packet for packet, _ in coded], kept)
         self._await()
         return [x_hat.reshape(x.shape).to(x.dtype) for x, (_, x_hat) in zip(outputs, coded, strict=True)]
 
@@ -116,13 +115,14 @@ class GuidanceParallel(CountedCalls):
         return self._later
 
     def _received(self, due: Posted, keys: Sequence[Key], like: Outputs) -> Outputs:
-        ((rank, packets),) = self._exchange.collect(due).items()
+        ((rank, packets),) = self._exchange.collect(due, like[0].device).items()
         found = []
         with self._exchange.coding():
-            for x, key, data in zip(like, keys, packets, strict=True):
+            for x, key, packet in zip(like, keys, packets, strict=True):
                 shapes = [tuple(_rows(x).shape)]
-                got = self._exchange.decode(due, self._ends, rank, data, [key.pack()], shapes, x)
+                got = self._exchange.decode(due, self._ends, rank, packet, [key.pack()], shapes, x)
                 found.append(got.reshape(x.shape).to(x.dtype))
+            self._exchange.settle()  # here, since the caller may read them after the call
         return found
 
     def _keys(self, call: ModelCall, outputs: int, source: int) -> list[Key]:

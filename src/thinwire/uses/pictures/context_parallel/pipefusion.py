@@ -24,6 +24,7 @@ from thinwire.uses.pictures.context_parallel.modes import Division
 from thinwire.uses.pictures.diffusers_names.flux_blocks import Embedded, FluxBlocks, cut, piped
 from thinwire.uses.pictures.diffusers_names.interfaces import Attention, Given, Stock
 from thinwire.uses.pictures.diffusers_names.plans import SplitPlan
+from thinwire.uses.pictures.message_bytes import device_of, opened
 from thinwire.uses.pictures.messages import (
     ExchangeTally,
     Key,
@@ -34,7 +35,9 @@ from thinwire.uses.pictures.messages import (
     TensorKind,
     check,
 )
-from thinwire.uses.pictures.model_calls import CountedCalls, Inquiry, shapes_of
+from thinwire.uses.pictures.model_calls import CallInputs, CountedCalls, Inquiry, shapes_of
+from thinwire.uses.pictures.send_lane import SendLane
+from thinwire.verdicts import Questions
 
 _GENERATION, _CALL = 32, 16  # bits of a message's step below its generation, and below its call
 _OUTPUTS = 1 << 15  # the first slot of outputs
@@ -55,7 +58,8 @@ class PipeFusion(CountedCalls):
         self._place = self._ranks.index(self._rank)
         self._last = self._place == len(self._ranks) - 1
         self._repairs = Repairs(exchange, deadline, due=division.patches)
-        self._codings = attention, output
+        self._codings, self._lane = (attention, output), SendLane(self._abandon)
+        self._questions = Questions()
         self._warmup = max(1, attention.warmup)
         self._forget()
 
@@ -67,6 +71,7 @@ class PipeFusion(CountedCalls):
 
     def leave(self, cause: BaseException | None = None) -> None:
         """Tell the others not to wait for this rank, in this picture and at the beginning of the next."""
+        self._lane.close()
         self._repairs.leave()
         with suppress(LinkError):
             self._abandon(cause)
@@ -74,9 +79,9 @@ class PipeFusion(CountedCalls):
 
     def run(self, given: Given, compute: Callable[[], Any]) -> Any:
         """Return the model's output for these inputs, the same bits on all ranks."""
-        inputs = given.inputs
-        self._begin(given, shapes_of(inputs))
-        self._inputs = self._inquiry.note(self.clock.generation, inputs)
+        inputs, seen = given.inputs, CallInputs.of(given.inputs)
+        self._begin(given, shapes_of(inputs), seen.time)
+        self._inputs = self._inquiry.note(self.clock.generation, seen.sums)
         embedded = self._model.embed(inputs)
         rows = self._cut(embedded.picture.shape[1])
         if self._call.step < self._warmup:
@@ -85,6 +90,8 @@ class PipeFusion(CountedCalls):
             for m, part in enumerate(rows):
                 self._hand_on(m, *self._through(*self._taken(m, embedded, part), embedded, part), embedded)
         out = torch.cat([self._output(m, part, embedded, inputs) for m, part in enumerate(rows)], 1)
+        self._lane.flush()
+        self._questions.settle()
         self.tally.calls += 1
         self._calls += 1
         self._ended = True
@@ -153,9 +160,7 @@ class PipeFusion(CountedCalls):
             both = torch.cat((text, picture), 1)
             self._send(m, TensorKind.HIDDEN, both)
             return
-        out, before = self._model.finish(picture, embedded), self.tally.nbytes
-        self._made[m] = self._send(m, TensorKind.OUTPUT, out)
-        self.tally.output_nbytes += self.tally.nbytes - before
+        self._made[m] = self._send(m, TensorKind.OUTPUT, self._model.finish(picture, embedded))
 
     def _output(self, m: int, rows: slice, embedded: Embedded, inputs: Mapping[str, Any]) -> Tensor:
         if self._last:
@@ -168,14 +173,19 @@ class PipeFusion(CountedCalls):
         """Send a tensor; return what the others will decode."""
         start, ends = perf_counter(), self._ends[kind]
         key, step = self._key(kind, m, self._rank).pack(), self._step(kind, m)
-        data, x_hat = ends.encode(x.reshape(1, -1, x.shape[-1]), [key], self._call.step)
-        body = RankMessage(key, self._inputs, [data]).pack()
+        packet, x_hat = ends.encode(x.reshape(1, -1, x.shape[-1]), [key], self._call.step)
+        message = RankMessage(key, self._inputs, [packet])
         self.tally.code_s += perf_counter() - start
         if ends.remember:
             self._repairs.keep(step, dict.fromkeys(self._next, SentValues(ends, x_hat, [key])))
-        self._exchange.scatter(step, dict.fromkeys(self._next, body))
+
+        def send() -> None:
+            body = message.pack()
+            self._exchange.scatter(step, dict.fromkeys(self._next, body))
+            self.tally.count(kind, len(body) * len(self._next))
+
+        self._lane.do(device_of([packet]), send)
         self.tally.exchanges += 1
-        self.tally.nbytes += len(body) * len(self._next)
         return x_hat.reshape(x.shape).to(x.dtype)
 
     def _received(self, rank: int, m: int, kind: TensorKind, shape: tuple[int, ...], like: Tensor) -> Tensor:
@@ -186,11 +196,12 @@ class PipeFusion(CountedCalls):
         key, step = self._key(kind, m, rank), self._step(kind, m)
         check(rank, message, Posted(step, f"patch {m}", key, self._inputs, 1), self._inquiry)
         ends, keys, rows = self._ends[kind], [key.pack()], (1, shape[0] * shape[1], shape[2])
+        [packet] = opened(message.data, like.device)
         try:
-            x = ends.decode(rank, message.packets[0], keys, [rows], like)
+            x = ends.decode(rank, packet, keys, [rows], like, self._questions)
         except DesyncError:
             self.tally.repairs += 1
-            x = ends.replace(rank, self._repairs.ask(rank, step), keys, [rows], like)
+            x = ends.replace(rank, self._repairs.ask(rank, step, like.device), keys, [rows], like)
         self.tally.code_s += perf_counter() - came
         return x.reshape(shape).to(like.dtype)
 
@@ -200,6 +211,7 @@ class PipeFusion(CountedCalls):
         late, cause = self._deadline * (1 + _GRACE * len(before)), rank
         try:
             data = self._exchange.receive(rank, self._step(kind, m), late, f"patch {m}")
+            self._lane.check()
             message = RankMessage.unpack(data)
             cause = message.key - 1 if message.stopped and message.key else rank
             message.check_sender(rank)

@@ -10,19 +10,21 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from itertools import combinations
+from typing import NamedTuple
 
 import torch
 from torch import Tensor, nn
 
 from thinwire.collectives import MeshExchange
-from thinwire.types import InputError, require
-from thinwire.uses.pictures.coding import Coding, Endpoints, Shape, pack_mask, unpack_mask
+from thinwire.staging import to_host
+from thinwire.types import InputError, Packet, require
+from thinwire.uses.pictures.coding import Coding, Endpoints, Shape, mask_in, mask_packet
 from thinwire.uses.pictures.context_parallel.modes import Division
 from thinwire.uses.pictures.diffusers_names.hooks import attached
 from thinwire.uses.pictures.diffusers_names.interfaces import Attention, Given, Stock
 from thinwire.uses.pictures.diffusers_names.plans import SplitPlan
 from thinwire.uses.pictures.messages import CheckedExchange, Key, Packets, Posted, SentValues, TensorKind
-from thinwire.uses.pictures.model_calls import CountedCalls, shapes_of
+from thinwire.uses.pictures.model_calls import CallInputs, CountedCalls, shapes_of
 
 Kinds = tuple[TensorKind, ...]
 
@@ -40,6 +42,15 @@ class SentShare:
     shapes: Mapping[int, list[Shape]]
 
 
+class SeenMask(NamedTuple):
+    """A mask as a layer gave it, for keys of a shape: what it is by keys alone, and that on the host."""
+
+    given: Tensor
+    keys: torch.Size
+    own: Tensor | None
+    here: Tensor | None
+
+
 class ContextParallel(CountedCalls):
     """The exchanges of one model, but for those of attention; a ``ShardedForward``."""
 
@@ -53,6 +64,7 @@ class ContextParallel(CountedCalls):
         self._shares = TokenShares(self._ranks.index(self._rank), len(self._ranks))
         self._codings = attention, output
         self._layer = 0  # exchanges of this call so far
+        self._mask: SeenMask | None = None
         self._forget()
 
     def attached(self, model: nn.Module, plan: SplitPlan | None = None) -> AbstractContextManager[None]:
@@ -61,9 +73,11 @@ class ContextParallel(CountedCalls):
 
     def begin(self, given: Given) -> None:
         """Begin a call of the model, with the whole inputs."""
-        self._begin(given, shapes_of(given.inputs))
-        self._inputs, self._layer = self._inquiry.note(self.clock.generation, given.inputs), 0
+        seen = CallInputs.of(given.inputs)
+        self._begin(given, shapes_of(given.inputs), seen.time)
+        self._inputs, self._layer = self._inquiry.note(self.clock.generation, seen.sums), 0
         self._shares.clear()
+        self._mask = None
 
     def cut(self, name: str, x: Tensor, dim: int, of: Sequence[str] = ()) -> Tensor:
         """Return this rank's share of an input along ``dim``."""
@@ -76,7 +90,7 @@ class ContextParallel(CountedCalls):
         """
         if not self._shares.split:
             return stock.whole(attention)
-        own = by_key(layer, attention)
+        own = self._by_key(layer, attention)
         if own.mask is not None and own.mask is not attention.mask:
             stock = replace(stock, whole=_outer(stock, own.mask))
         return self._attend(layer, own, stock)
@@ -85,18 +99,29 @@ class ContextParallel(CountedCalls):
         """Attend with a mask by keys alone, if any."""
         raise NotImplementedError
 
+    def _by_key(self, layer: str, attention: Attention) -> Attention:
+        """Return what the function ``by_key`` does; what the layers of a call share is looked at once."""
+        given, keys = attention.mask, attention.key.shape
+        if given is None:
+            return by_key(layer, attention)
+        alike = self._mask is not None and self._mask.given is given and self._mask.keys == keys
+        if self._mask is None or not alike or attention.value.shape != keys:
+            own = by_key(layer, attention).mask
+            [here] = [None] if own is None else to_host([own]).tensors()
+            self._mask = SeenMask(given, keys, own, here)
+        return attention._replace(mask=self._mask.own)
+
     def join(self, x: Tensor, dim: int) -> Tensor:
         """Return the outputs of all ranks along ``dim``, as every rank decodes them."""
-        moved, before = x.movedim(dim, 0), self.tally.nbytes
+        moved = x.movedim(dim, 0)
         sent = self._post("the output", (TensorKind.OUTPUT,), rows(moved)[None], moved.shape[1], None)
         parts, _ = self._collect(sent)
-        self.tally.output_nbytes += self.tally.nbytes - before
         whole = torch.cat([p.reshape(-1, *moved.shape[1:]) for p in parts])
         return whole.to(x.dtype).movedim(0, dim)
 
     def end(self) -> None:
         """End a call of the model."""
-        self.tally.calls += 1
+        self._exchange.end()
         self._ended = True
 
     def leave(self, cause: BaseException | None = None) -> None:
@@ -115,8 +140,8 @@ class ContextParallel(CountedCalls):
         """Send ``x`` [kinds, tokens * batch, width], coded once, to all others, and the mask if any."""
         lengths, ends = self._lengths(x.shape[1] // batch, what), self._ends[kinds[0]]
         with self._exchange.coding():
-            data, x_hat = ends.encode(x, self._keys(kinds), self._call.step)
-            packets: Packets = [data, *self._mask_packets(mask)]
+            packet, x_hat = ends.encode(x, self._keys(kinds), self._call.step)
+            packets: Packets = [packet, *self._mask_packets(mask)]
         kept = SentValues(ends, x_hat, self._keys(kinds))
         posted = self._exchange.post(what, self._key(kinds), self._inputs, packets, kept)
         self._layer += 1
@@ -126,7 +151,7 @@ class ContextParallel(CountedCalls):
     def _collect(self, sent: SentShare) -> tuple[list[Tensor], list[Tensor]]:
         """Return what was sent of all ranks, as decoded, and masks if there are any."""
         parts, masks = {self._rank: sent.own}, {self._rank: sent.mask}
-        received = self._exchange.collect(sent.posted)
+        received = self._exchange.collect(sent.posted, sent.own.device)
         with self._exchange.coding():
             for rank, (first, *rest) in received.items():
                 keys = self._keys(sent.kinds, sent.posted.key._replace(source=rank))
@@ -136,15 +161,17 @@ class ContextParallel(CountedCalls):
                 if sent.mask is not None:
                     tokens = parts[rank].shape[1] // sent.batch
                     key = sent.posted.key._replace(source=rank, kind=TensorKind.MASK)
-                    masks[rank] = unpack_mask(rest[0], sent.mask, tokens, key.pack())
+                    masks[rank] = mask_in(rest[0], sent.mask, tokens, key.pack())
         return [parts[r] for r in self._ranks], [m for r in self._ranks if (m := masks.get(r)) is not None]
 
     def _lengths(self, tokens: int, what: str) -> dict[int, set[int]]:
         found = self._shares.lengths(tokens, what)
         return {rank: found[place] for place, rank in enumerate(self._ranks)}
 
-    def _mask_packets(self, mask: Tensor | None) -> list[bytes]:
-        return [] if mask is None else [pack_mask(mask, self._key((TensorKind.MASK,)).pack())]
+    def _mask_packets(self, mask: Tensor | None) -> list[Packet]:
+        if mask is None or self._mask is None or self._mask.here is None:
+            return []
+        return [mask_packet(self._mask.here, self._key((TensorKind.MASK,)).pack())]
 
     def _key(self, kinds: Kinds) -> Key:
         return Key(self._call.stream, self._layer, kinds[0], self._rank)
@@ -206,10 +233,12 @@ class TokenShares:
     def __init__(self, rank: int, world: int) -> None:
         self.rank, self.world = rank, world
         self._split: dict[str, int] = {}
+        self._known: dict[int, dict[int, set[int]]] = {}  # by the tokens of a part
 
     def clear(self) -> None:
         """Forget the inputs of the last call."""
         self._split.clear()
+        self._known.clear()
 
     @property
     def split(self) -> bool:
@@ -233,6 +262,7 @@ class TokenShares:
         require(n >= self.world, InputError, text)
         if x.dim() == 3 and x.is_floating_point():  # tokens with their channels, not positions or masks
             self._split[name] = n
+            self._known.clear()
         return x.tensor_split(self.world, dim)[self.rank]
 
     def lengths(self, own: int, what: str) -> dict[int, set[int]]:
@@ -240,6 +270,8 @@ class TokenShares:
 
         Errors: ``InputError`` where no set of split inputs makes a part of that length.
         """
+        if own in self._known:
+            return self._known[own]
         found: dict[int, set[int]] = {rank: set() for rank in range(self.world)}
         totals = list(self._split.values())
         for size in range(1, len(totals) + 1):
@@ -249,6 +281,7 @@ class TokenShares:
                         lengths.add(sum(self._share(n, rank) for n in some))
         text = f"{what} has {own} tokens here, no shares of what was split, {self._split}; use mode one"
         require(bool(found[self.rank]), InputError, text)
+        self._known[own] = found
         return found
 
     def _share(self, n: int, rank: int) -> int:

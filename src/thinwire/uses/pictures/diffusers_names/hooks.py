@@ -384,10 +384,10 @@ class Root(Calls):
                 f"{min(deaf, default='')} has exchanged nothing, so the picture would be wrong; use mode one"
             )
             require(not deaf, InputError, text)
+            self._session.end()
         except BaseException as e:
             self._session.fail(e)
             raise
-        self._session.end()
         return output
 
     def _check(self, module: nn.Module) -> None:

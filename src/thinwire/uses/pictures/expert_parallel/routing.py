@@ -8,6 +8,7 @@ the layer before it has sent are computed, and the layer uses its own outputs of
 
 from __future__ import annotations
 
+import zlib
 from collections import Counter, defaultdict, deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
@@ -27,6 +28,7 @@ from thinwire.uses.pictures.diffusers_names.expert_layers import attached, layer
 from thinwire.uses.pictures.diffusers_names.hooks import intercepted
 from thinwire.uses.pictures.diffusers_names.interfaces import ExpertLayer, Given
 from thinwire.uses.pictures.expert_parallel.dispatch import OTHER_TOKENS, ExpertExchange, LayerTurn
+from thinwire.uses.pictures.expert_parallel.pairs import WantedPairs
 from thinwire.uses.pictures.messages import CheckedExchange, Key, TensorKind
 from thinwire.uses.pictures.model_calls import CountedCalls, time_of
 from thinwire.uses.pictures.weight_checksums import WatchedWeights, weights_checksum
@@ -145,6 +147,7 @@ class ExpertParallel(CountedCalls):
         self._owned = {layer.experts: owners.of(layer.experts) for layer in layers}
         self._experts = ExpertExchange(self._exchange, codings)
         self._rank = exchange.rank
+        self._own: dict[tuple[int, torch.device], Tensor] = {}  # which of so many experts are this rank's
         self._heard = 0  # layers that have exchanged something
         self._slots: dict[Place, SlotOutputs] = {}
         self._uncomputed: deque[LayerTurn] = deque()
@@ -152,14 +155,15 @@ class ExpertParallel(CountedCalls):
 
     def run(self, given: Given, compute: Callable[[], Any]) -> Any:
         """Return what the model makes of this rank's pictures: ``compute()``."""
-        self._begin(given, ())
-        alike = {"time": time_of(given.inputs) or 0.0}
+        time = time_of(given.inputs)
+        self._begin(given, (), time)
+        alike = {"time": zlib.crc32(str(time or 0.0).encode())}
         self._inputs = self._inquiry.note(self.clock.generation, alike)
         before = self._heard
         made = compute()
         text = "no layer of experts has exchanged anything in this call; call the model's eval() first"
         require(self._heard > before, InputError, text)
-        self.tally.calls += 1
+        self._exchange.end()
         self._ended = True
         return made
 
@@ -181,7 +185,7 @@ class ExpertParallel(CountedCalls):
         self._experts.dispatch(turn, x, self._inputs)
         self._experts.compute(turn, self._inputs)
         self._experts.combine(turn)
-        return turn.made[turn.numbers[tokens, column].flatten()]
+        return turn.made.index_select(0, turn.pairs.numbers[tokens, column].flatten())
 
     def choose(self, layer: ExpertLayer, x: Tensor, chosen: Tensor, weights: Tensor) -> Tensor:
         """Return for tokens ``x`` [T, width] the weighted sum over their experts ``chosen`` [T, k]."""
@@ -195,7 +199,7 @@ class ExpertParallel(CountedCalls):
         sent = torch.ones_like(local) if sends_all else local.clone()
         sent[:, :1] = True  # the best one, always
         wanted = torch.zeros(len(x), layer.experts, dtype=torch.bool, device=x.device)
-        wanted[sent.nonzero()[:, 0], chosen[sent]] = True
+        wanted.scatter_(1, chosen, sent)  # a token has each of its experts once
         turn = self._turn(layer, x, wanted)
         if last is None or self._schedule.waits(layer.number, self._layers, step):
             outputs = self._now(place, turn, x, chosen, sent)
@@ -226,16 +230,15 @@ class ExpertParallel(CountedCalls):
         if len(awaited) == (1 if interweaved else 2):
             self._keep(place, *awaited.popleft())
         awaited.append((turn, chosen, sent))
-        own = turn.made[turn.numbers.gather(1, chosen)[local]]
-        return self._slots[place].with_fresh(chosen, local, own).outputs
+        return self._slots[place].with_fresh(chosen, local, _made(turn, chosen)).outputs
 
     def _keep(self, place: Place, turn: LayerTurn, chosen: Tensor, sent: Tensor) -> None:
         """Take what came back of a turn, and remember it by slot."""
         self._experts.combine(turn)
-        last, made = self._slots.get(place), turn.made[turn.numbers.gather(1, chosen)[sent]]
+        last = self._slots.get(place)
         if last is None:
             last = SlotOutputs(chosen, turn.made.new_zeros((*chosen.shape, turn.made.shape[1])))
-        self._slots[place] = last.with_fresh(chosen, sent, made)
+        self._slots[place] = last.with_fresh(chosen, sent, _made(turn, chosen))
 
     def _compute_all(self) -> None:
         while self._uncomputed:
@@ -244,15 +247,18 @@ class ExpertParallel(CountedCalls):
     def _turn(self, layer: ExpertLayer, x: Tensor, wanted: Tensor) -> LayerTurn:
         self._heard += 1
         key = Key(self._call.stream, layer.number, TensorKind.TOKENS, self._rank)
-        numbers = wanted.flatten().cumsum(0).view_as(wanted) - 1
-        made = x.new_empty((int(wanted.sum()), x.shape[1]))
         owned = self._owned[layer.experts]
-        return LayerTurn(layer, owned, key, self._call.step, wanted, numbers, made, x[:0])
+        pairs = WantedPairs.of_turn(wanted, owned)
+        made = x.new_zeros((max(1, pairs.many), x.shape[1]))
+        return LayerTurn(layer, owned, key, self._call.step, pairs, made, x[:0])
 
     def _local(self, layer: ExpertLayer, chosen: Tensor) -> Tensor:
-        own = torch.zeros(layer.experts, dtype=torch.bool, device=chosen.device)
-        own[self._owned[layer.experts][self._rank]] = True
-        return own[chosen]
+        place = layer.experts, chosen.device
+        if place not in self._own:
+            ours = self._owned[layer.experts][self._rank]
+            own = torch.tensor([e in ours for e in range(layer.experts)], device="cpu")
+            self._own[place] = own.to(chosen.device)
+        return self._own[place][chosen]
 
     def _forget(self) -> None:
         self._drop(not self._interrupted)
@@ -271,6 +277,12 @@ class ExpertParallel(CountedCalls):
         for _ in range(2):
             self._exchange.abandon(cause)
             self._exchange.skip()
+
+
+def _made(turn: LayerTurn, chosen: Tensor) -> Tensor:
+    """Return what was made of each token by its experts ``chosen`` [T, k]: [T, k, width]."""
+    numbers = turn.pairs.numbers.gather(1, chosen).clamp_(min=0)
+    return turn.made.index_select(0, numbers.flatten()).view(*chosen.shape, turn.made.shape[1])
 
 
 def check_choices(layers: Sequence[ExpertLayer], schedule: Schedule) -> None:
@@ -305,10 +317,9 @@ class SlotOutputs:
         return SlotOutputs(self.experts.gather(1, source), self.outputs.gather(1, index))
 
     def with_fresh(self, chosen: Tensor, fresh: Tensor, made: Tensor) -> SlotOutputs:
-        """Return these for ``chosen``, with what was ``made`` [n, width] at the n slots ``fresh`` [T, k]."""
+        """Return these for ``chosen``, with what was ``made`` [T, k, width] at the slots ``fresh`` [T, k]."""
         kept = self.reused(chosen)
-        outputs = kept.outputs.clone()
-        outputs[fresh] = made.to(outputs.dtype)
+        outputs = torch.where(fresh[:, :, None], made.to(kept.outputs.dtype), kept.outputs)
         return SlotOutputs(torch.where(fresh, chosen, kept.experts), outputs)
 
 

@@ -1,0 +1,108 @@
+"""Messages of a device: packets cross once each way, nothing waits in between, a CPU agrees to the bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from each import each
+from other_device import DEVICE, Elsewhere, There
+from torch import Tensor
+
+from thinwire.types import DesyncError
+from thinwire.uses.pictures.bit_sums import sums_of
+from thinwire.uses.pictures.coding import Endpoints
+from thinwire.uses.pictures.context_parallel.recipes import ATTENTION, OUTPUT, parse_diffusion_recipe
+from thinwire.uses.pictures.message_bytes import opened, packed
+from thinwire.uses.pictures.model_calls import CallInputs
+from thinwire.verdicts import Questions
+
+HERE = torch.device("cpu")
+KEYS, SHAPE = (1, 2), (2, 12, 64)
+
+
+def drawn(step: int, dtype: torch.dtype) -> Tensor:
+    """Return values that move a little from step to step."""
+    first, move = torch.randn(2, *SHAPE, generator=torch.Generator().manual_seed(3))
+    return (first + 0.1 * step * move).to(dtype)
+
+
+RECIPES = ("raw", "fp16")
+
+
+@each("recipe, role", [(recipe, role) for recipe in RECIPES for role in (ATTENTION, OUTPUT)])
+def test_a_message_crosses_once_each_way(recipe: str, role: str) -> None:
+    coding = parse_diffusion_recipe(recipe).schemes[role]
+    sender, there, here = (Endpoints(coding, [0]) for _ in range(3))
+    questions = Questions()
+    alone = Endpoints(coding, [0])  # the same, on the CPU
+    with Elsewhere() as seen:
+        for step in range(3):
+            x = drawn(step, torch.bfloat16)
+            given = x.to(DEVICE)
+            seen.clear()
+            packet, x_hat = sender.encode(given, KEYS, step)
+            assert (seen.to_host, seen.to_device, seen.waits) == (0, 0, [])
+            [data] = packed([packet])
+            assert (seen.to_host, seen.to_device, len(seen.waits)) == (1, 0, 1), seen.waits
+            assert bytes(data) == bytes(packed([alone.encode(x, KEYS, step)[0]])[0])
+            seen.clear()
+            [found] = opened([data], DEVICE)
+            made = there.decode(0, found, KEYS, [SHAPE], given, questions)
+            assert (seen.to_host, seen.to_device, seen.waits) == (0, 1, [])
+            [on_cpu] = opened([data], HERE)
+            wanted = here.decode(0, on_cpu, KEYS, [SHAPE], x)
+            assert isinstance(made, There) and isinstance(x_hat, There)
+            assert torch.equal(made.here, wanted) and torch.equal(x_hat.here, wanted)
+        seen.clear()
+        questions.settle()  # of all steps
+        assert (seen.to_host, len(seen.waits)) == ((1, 1) if coding.scheme.memory.mirrored else (0, 0))
+
+
+def test_a_wrong_reference_is_found_when_the_device_is_asked() -> None:
+    coding = parse_diffusion_recipe("compact").schemes[ATTENTION]
+    sender, there, questions = Endpoints(coding, []), Endpoints(coding, [0]), Questions()
+    with Elsewhere():
+        for step in range(2):
+            x = drawn(step, torch.bfloat16).to(DEVICE)
+            [found] = opened(packed([sender.encode(x, KEYS, step)[0]]), DEVICE)
+            if step:
+                [parts] = (there._receivers[0]._references.store.get(k) for k in KEYS[1:])
+                parts[0].add_(1)  # type: ignore[index]
+            there.decode(0, found, KEYS, [SHAPE], x, questions)
+        with pytest.raises(DesyncError, match="sample 2: the reconstruction differs"):
+            questions.settle()
+        questions.settle()  # nothing is asked twice
+
+
+def test_inputs_are_read_in_one_copy_and_have_one_checksum_on_all_devices() -> None:
+    inputs = {
+        "hidden_states": torch.randn(1, 33, 7).bfloat16(),
+        "ids": [torch.arange(5), torch.ones(3, dtype=torch.bool)],
+        "timestep": torch.tensor([0.25, 0.5]),
+        "return_dict": False,
+    }
+    here = CallInputs.of(inputs)
+    assert here.time == 0.5
+    with Elsewhere() as seen:
+        there = {
+            name: [y.to(DEVICE) for y in x] if isinstance(x, list) else x.to(DEVICE)
+            for name, x in inputs.items()
+            if not isinstance(x, bool)
+        } | {"return_dict": False}
+        seen.clear()
+        assert CallInputs.of(there) == here
+        assert (seen.to_host, len(seen.waits)) == (1, 1)
+    for name in ("hidden_states", "timestep"):
+        moved = inputs[name].flip(-1)  # type: ignore[union-attr]
+        assert CallInputs.of(inputs | {name: moved}).sums[name] != here.sums[name]
+
+
+@each("dtype", [torch.float32, torch.bfloat16, torch.uint8, torch.bool, torch.float64])
+def test_a_sum_of_bits_is_of_all_bits_wherever_they_lie(dtype: torch.dtype) -> None:
+    x = (torch.randn(4, 1 << 19, generator=torch.Generator().manual_seed(0)) * 3).clamp(0, 9).to(dtype)
+    other = x.clone()
+    other[3, -1] = 1 - other[3, -1].to(torch.float32)
+    parts = [x, x.mT, x.mT.contiguous(), x.flatten()[1:], x.flatten()[1:].clone(), other, x.flip(0)]
+    found = sums_of([*parts, torch.tensor(2.0)])
+    assert found[1] == found[2] and found[3] == found[4]
+    assert len({found[0], found[5], found[6]}) == 3
