@@ -14,6 +14,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -145,13 +146,20 @@ def put_together(
     pieces: Sequence[memoryview | bytes], layout: Layout, device: torch.device | str
 ) -> list[Tensor]:
     """Return parts, each given by its bytes, on ``device``; otherwise like ``to_device``."""
-    device = torch.device(device)
-    inside, end = places([dtype.itemsize * n for dtype, n in layout])
-    host = _room(end, device)
-    room = _memory(host)
+    inside, end = places([len(piece) for piece in pieces])
+    there = None if device == "cpu" else torch.device(device)
+    host = None if there is None or there.type == "cpu" else _room(end, there)
+    room = np.empty(end, np.uint8).data if host is None else _memory(host)
     for piece, (start, n) in zip(pieces, inside, strict=True):
         room[start : start + n] = piece
-    whole = host if device.type == "cpu" else _there(host, device)
+    if host is None or there is None:
+        return [
+            torch.frombuffer(room, dtype=dtype, count=n, offset=at)
+            if n
+            else torch.empty(0, dtype=dtype, device=_CPU)
+            for (at, _), (dtype, n) in zip(inside, layout, strict=True)
+        ]
+    whole = _there(host, there)
     return [whole[a : a + n].view(dtype) for (a, n), (dtype, _) in zip(inside, layout, strict=True)]
 
 
@@ -235,6 +243,13 @@ def _room(n: int, device: torch.device) -> Tensor:
     """Return memory of the host for ``n`` bytes that a copy to or from ``device`` can use."""
     with torch.inference_mode(False):  # what is made in that mode may not be written to outside it
         return torch.empty(n, dtype=torch.uint8, device=_CPU, pin_memory=device.type == "cuda")
+
+
+def memory(part: Tensor) -> memoryview:
+    """Return the bytes of a part of the CPU, flat: its own memory, where it lies without gaps."""
+    if part.requires_grad or part.stride() != (1,):
+        return _memory(_bytes(part))
+    return _memory(part if part.dtype == torch.uint8 else part.view(torch.uint8))
 
 
 def _memory(row: Tensor) -> memoryview:

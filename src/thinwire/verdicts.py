@@ -12,8 +12,7 @@ collects asks before anything is used.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 from torch import Tensor
 
@@ -45,6 +44,8 @@ class Verdicts:
 
         ``read``: what ``tensors`` returned, on the host; by default they are copied now, and waited for.
         """
+        if not self:
+            return {}
         if read is None:
             read = staging.to_host(self.tensors()).tensors()
         values = [t.item() for t in read]
@@ -91,8 +92,7 @@ class Questions:
             answered([next(read) for _ in tensors])
 
 
-@contextmanager
-def deferred() -> Iterator[Verdicts]:
+class deferred:
     """Collect what is found about tensors of a device by this thread, until the end of the block.
 
     Whoever collects calls ``settle`` in the end, and uses no result before. The innermost block collects.
@@ -103,12 +103,14 @@ def deferred() -> Iterator[Verdicts]:
     >>> bool(found)  # about the CPU, refuse asks at once
     False
     """
-    outer = getattr(_active, "verdicts", None)
-    _active.verdicts = found = Verdicts()
-    try:
-        yield found
-    finally:
-        _active.verdicts = outer
+
+    def __enter__(self) -> Verdicts:
+        self._outer: Verdicts | None = getattr(_active, "verdicts", None)
+        found = _active.verdicts = Verdicts()
+        return found
+
+    def __exit__(self, *error: object) -> None:
+        _active.verdicts = self._outer
 
 
 def collecting(x: Tensor) -> Verdicts | None:

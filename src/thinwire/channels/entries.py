@@ -30,8 +30,14 @@ class Entries(Sequence[Entry]):
         self, keys: list[int], versions: list[int], sections: list[int], checks: list[int] | Tensor
     ) -> None:
         self.keys, self.versions, self.sections = keys, versions, sections
-        self.sums: Tensor | None = checks if isinstance(checks, Tensor) else None  # int32 [n], on a device
-        self._checks = [] if isinstance(checks, Tensor) else checks
+        self._checks: list[int] = []
+        self.sums: Tensor | None = None  # int32 [n], while they are on a device
+        if isinstance(checks, list):
+            self._checks = checks
+        elif checks.is_cpu:
+            self._checks = unsigned(checks)
+        else:
+            self.sums = checks
 
     @classmethod
     def of(cls, entries: Sequence[Entry]) -> Entries:

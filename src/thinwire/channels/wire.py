@@ -15,7 +15,6 @@ from __future__ import annotations
 import math
 import struct
 import zlib
-from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -50,6 +49,7 @@ DTYPES = (
 )
 CODES = {d: i for i, d in enumerate(DTYPES)}
 PARTS = DTYPES[:-1]
+TRUTH = len(PARTS)  # the code of no part's dtype, nor any above
 HEAD = struct.Struct("<2sBBI")
 BODY = struct.Struct("<BBBBI")
 LENGTH = struct.Struct("<H")  # of a spec
@@ -72,19 +72,26 @@ def packed(packet: Packet) -> bytes | memoryview:
     Errors: ``InputError`` for parts that no packet can hold, and whatever was found wrong on the device with
     the values in it: the keys' next message is then one that needs no reference.
     """
+    parts, layout, here = list[Tensor](), list[int](), packet.verdicts is None
     for section in packet.sections:
-        _check_parts(section)
-    parts = [p for s in packet.sections for p in s.payload.parts]
-    if packet.verdicts is not None or any(p.device.type != "cpu" for p in parts):
-        return _from_device(packet, parts)
-    pieces: list[Data] = [_head(packet, [p.numel() for p in parts]), *staging.to_host(parts).views()]
+        own = section.payload.parts
+        for part in own:
+            code = CODES.get(part.dtype, TRUTH)
+            if code >= TRUTH or part.dim() != 1 or len(own) > MAX_PARTS:
+                raise _unfit(section)
+            layout += code, part.numel()
+            here = here and part.is_cpu
+        parts += own
+    if not here:
+        return _from_device(packet, parts, layout)
+    pieces: list[Data] = [_head(packet, layout), *map(staging.memory, parts)]
     crc = 0
     for piece in pieces:
         crc = zlib.crc32(piece, crc)
     return b"".join([HEAD.pack(MAGIC, VERSION, 0, crc), *pieces])
 
 
-def _from_device(packet: Packet, parts: list[Tensor]) -> memoryview:
+def _from_device(packet: Packet, parts: list[Tensor], layout: list[int]) -> memoryview:
     """Return the packet as bytes in the memory that it was copied to, its head written before the parts."""
     entries, verdicts = Entries.of(packet.entries), packet.verdicts
     lengths: dict[int, int] = {}
@@ -100,40 +107,40 @@ def _from_device(packet: Packet, parts: list[Tensor]) -> memoryview:
         entries.checked(read.pop(0))
     if verdicts is not None:
         lengths = verdicts.settle(read)
-    counts = [lengths.get(id(p), p.numel()) for p in parts]
+    layout[1::2] = counts = [lengths.get(id(p), p.numel()) for p in parts]
     end = start = lead
     for part, n in zip(parts, counts, strict=True):
         data[end : end + n * part.itemsize] = data[start : start + n * part.itemsize]
         end, start = end + n * part.itemsize, start + part.nbytes
-    data[HEAD.size : lead] = _head(packet, counts)
+    data[HEAD.size : lead] = _head(packet, layout)
     data[: HEAD.size] = HEAD.pack(MAGIC, VERSION, 0, zlib.crc32(data[HEAD.size : end]))
     return data[:end]
 
 
-def _head(packet: Packet, counts: Sequence[int]) -> bytes:
-    """Return what stands before the parts, of ``counts`` values each, without the check sum in front."""
-    pieces = [_front(packet.spec, packet.memory, packet.references, len(packet.sections))]
-    pieces.append(Entries.of(packet.entries).pack())
+def _head(packet: Packet, layout: list[int]) -> bytes:
+    """Return what stands before the parts of ``layout``, each its dtype and length, without the check sum."""
+    pieces = [_front(*_frame(packet)), Entries.of(packet.entries).pack()]
     at = 0
     for s in packet.sections:
         n = len(s.payload.parts)
-        codes = [CODES[p.dtype] for p in s.payload.parts]
-        layout = [x for pair in zip(codes, counts[at : at + n], strict=True) for x in pair]
-        pieces += _section_front(s.mode, n, s.codec), _PARTS[n].pack(*layout)
-        at += n
+        pieces += _section_front(s.mode, n, s.codec), _PARTS[n].pack(*layout[at : at + 2 * n])
+        at += 2 * n
     return b"".join(pieces)
 
 
+def _frame(packet: Packet) -> tuple[tuple[int, ...], torch.dtype, str, str, int]:
+    return packet.spec.shape, packet.spec.dtype, packet.memory, packet.references, len(packet.sections)
+
+
 def _head_nbytes(packet: Packet) -> int:
-    front = _front(packet.spec, packet.memory, packet.references, len(packet.sections))
+    front = _front(*_frame(packet))
     heads = sum(SECTION.size + len(s.codec) + 5 * len(s.payload.parts) for s in packet.sections)
     return len(front) + ENTRY.itemsize * len(packet.entries) + heads
 
 
 @lru_cache(maxsize=256)
-def _front(spec: TensorSpec, memory: str, references: str, sections: int) -> bytes:
-    shape = spec.shape
-    body = BODY.pack(CODES[spec.dtype], len(shape), sections, 0, shape[0])
+def _front(shape: tuple[int, ...], dtype: torch.dtype, memory: str, references: str, sections: int) -> bytes:
+    body = BODY.pack(CODES[dtype], len(shape), sections, 0, shape[0])
     return b"".join([body, _SHAPES[len(shape)].pack(*shape), _text(memory), _text(references)])
 
 
@@ -142,16 +149,13 @@ def _section_front(mode: Mode, parts: int, codec: str) -> bytes:
     return bytes((mode, parts)) + _text(codec)
 
 
-def _check_parts(section: Section) -> None:
+def _unfit(section: Section) -> InputError:
     parts = section.payload.parts
-    wrong = next((p for p in parts if p.dim() != 1 or p.dtype not in PARTS), None)
-    if len(parts) > MAX_PARTS:
-        found = f"{len(parts)} parts"
-    elif wrong is not None:
+    found = f"{len(parts)} parts"
+    if len(parts) <= MAX_PARTS:
+        wrong = next(p for p in parts if p.dim() != 1 or p.dtype not in PARTS)
         found = f"a part of {wrong.dtype} and {wrong.dim()} dimensions"
-    else:
-        return
-    raise InputError(
+    return InputError(
         f"{section.codec[:80]} made {found}; a packet holds at most {MAX_PARTS} flat tensors of "
         f"{', '.join(str(dtype).removeprefix('torch.') for dtype in PARTS)}"
     )
@@ -182,15 +186,16 @@ def unpack(data: Data, max_nbytes: int = MAX_NBYTES, device: torch.device | str 
         raise PayloadError(f"a packet for {front.nbytes} bytes is over the limit of {max_nbytes}")
     entries, rows = Entries.unpack(reader.take(n * ENTRY.itemsize), sections)
     heads = [_section_head(reader) for _ in range(sections)]
-    layout = [form for _, _, own in heads for form in own]
+    layout = [form for _, own in heads for form in own]
     pieces = [reader.take(length * dtype.itemsize) for dtype, length in layout]
     if left := len(reader.data) - reader.at:
         raise PayloadError(f"{left} bytes too many behind a packet")
     parts = iter(staging.put_together(pieces, layout, device))
     found = []
-    for (mode, codec, own), k in zip(heads, rows, strict=True):
-        own_spec = TensorSpec((k, *spec.shape[1:]), spec.dtype)
-        found.append(Section(mode, codec, Payload(own_spec, tuple([next(parts) for _ in own]))))
+    for (head, own), k in zip(heads, rows, strict=True):
+        own_spec = spec if k == n else TensorSpec((k, *spec.shape[1:]), spec.dtype)
+        payload = Payload(own_spec, tuple([next(parts) for _ in own]))
+        found.append(Section(head.mode, head.codec, payload))
     return Packet(spec, front.memory, front.references, entries, tuple(found))
 
 
@@ -206,12 +211,12 @@ class Front(NamedTuple):
 
 def _read_front(reader: _PacketCursor) -> Front:
     """Return what stands before the entries: the same in each packet of a channel, and so read once."""
-    start = reader.at
-    dimensions = reader.take(BODY.size)[1]
-    reader.take(4 * dimensions)
+    start, data = reader.at, reader.data
+    reader.take(BODY.size)
+    reader.take(4 * data[start + 1])  # the dimensions
     for _ in ("memory", "references"):
         reader.take(*reader.unpack(LENGTH))
-    raw = bytes(reader.data[start : reader.at])
+    raw = bytes(data[start : reader.at])
     return _known_front(raw) if len(raw) <= REMEMBERED else _parsed_front(raw)
 
 
@@ -240,16 +245,41 @@ def _dtype(code: int) -> torch.dtype:
     return DTYPES[code]
 
 
-def _section_head(reader: _PacketCursor) -> tuple[Mode, str, list[tuple[torch.dtype, int]]]:
+class SectionHead(NamedTuple):
+    """What stands before the layout of a section's parts."""
+
+    mode: Mode
+    codec: str
+    parts: int
+
+
+def _section_head(reader: _PacketCursor) -> tuple[SectionHead, list[tuple[torch.dtype, int]]]:
+    start = reader.at
+    reader.take(SECTION.size)
+    reader.take(*LENGTH.unpack_from(reader.data, start + 2))
+    raw = bytes(reader.data[start : reader.at])
+    head = _known_section(raw) if len(raw) <= REMEMBERED else _parsed_section(raw)
+    found = reader.unpack(_PARTS[head.parts])
+    return head, list(zip(_part_dtypes(found[::2]), found[1::2], strict=True))
+
+
+def _parsed_section(raw: bytes) -> SectionHead:
+    reader = _PacketCursor(raw)
     mode, parts, length = reader.unpack(SECTION)
     if mode not in _MODES or parts > MAX_PARTS:
         raise PayloadError(f"a section of mode {mode} with {parts} parts")
-    codec = reader.text(length)
-    found = reader.unpack(_PARTS[parts])
-    layout = [(_dtype(code), n) for code, n in zip(found[::2], found[1::2], strict=True)]
-    if any(dtype == torch.bool for dtype, _ in layout):
+    return SectionHead(_MODES[mode], reader.text(length), parts)
+
+
+_known_section = lru_cache(maxsize=256)(_parsed_section)
+
+
+@lru_cache(maxsize=256)
+def _part_dtypes(codes: tuple[int, ...]) -> list[torch.dtype]:
+    found = [_dtype(code) for code in codes]
+    if torch.bool in found:
         raise PayloadError("a part of truth values, which go as bits")
-    return _MODES[mode], codec, layout
+    return found
 
 
 class _PacketCursor:
@@ -259,10 +289,11 @@ class _PacketCursor:
         self.data, self.at = memoryview(data).cast("B"), 0
 
     def take(self, n: int) -> memoryview:
-        self.at += n
-        if self.at > len(self.data):
-            raise PayloadError(f"a packet ends {self.at - len(self.data)} bytes too early: it was cut")
-        return self.data[self.at - n : self.at]
+        at = self.at
+        self.at = end = at + n
+        if end > len(self.data):
+            raise PayloadError(f"a packet ends {end - len(self.data)} bytes too early: it was cut")
+        return self.data[at:end]
 
     def unpack(self, form: struct.Struct) -> tuple[Any, ...]:
         return form.unpack(self.take(form.size))
