@@ -58,6 +58,7 @@ class DeadZone(Spec):
     unit: str = "message"
     dither: bool = False
     finite = True
+    part_forms = (1, 2), (2, 8)  # of codes and of large levels: what ``Entropy`` may know of them
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -1,10 +1,7 @@
-"""Entropy coding of what another codec wrote, by Zstandard (RFC 8878): its Huffman stage on the codes.
+"""Entropy coding of what another codec wrote: range coding, and Zstandard where much repeats.
 
-Each part becomes bytes of its own: one tag byte (bit 7: compressed; the rest: the part's dtype), then a
-frame, or the part as it was where that is not larger. Codes go into a frame in the aligned form (see
-``bits``), and uncompressed in the dense one. A frame states its size, which is checked before anything is
-allocated: against what the inner codec could have written for the spec, and against
-``FREE + RATIO * length``, beyond which the encoder does not compress either.
+Each part becomes bytes of its own (see ``tagged``). Codes go into a frame in the aligned form (see ``bits``),
+few of them one by one, and uncompressed in the dense form.
 """
 
 from __future__ import annotations
@@ -15,35 +12,13 @@ from typing import Protocol, TypeGuard
 import torch
 from torch import Tensor
 
-from thinwire.codecs import zstd
+from thinwire.codecs import tagged
 from thinwire.codecs.codec import Codec, is_up_to_date, require_codec, roundtrip, tuned
-from thinwire.codecs.kernels.bits import (
-    aligned_nbytes,
-    pack,
-    pack_aligned,
-    packed_nbytes,
-    unpack,
-    unpack_aligned,
-)
+from thinwire.codecs.kernels.bits import pack, packed_nbytes, unpack
 from thinwire.spec import Spec
 from thinwire.types import InputError, Payload, PayloadError, TensorSpec, require
 
-FREE = 1 << 24  # bytes a frame of any length may grow to
-RATIO = 256
-SMALLEST = 11  # bytes that a frame can make fewer: it takes 10 itself
 MAX_PARTS = 16  # as many as a packet may hold
-_COMPRESSED = 0x80
-_DTYPES = (
-    torch.uint8,
-    torch.int32,
-    torch.int64,
-    torch.float16,
-    torch.bfloat16,
-    torch.float32,
-    torch.float64,
-    torch.int8,
-    torch.int16,
-)
 
 
 class Quantiser(Protocol):
@@ -60,12 +35,16 @@ class Quantiser(Protocol):
 
 @dataclass(frozen=True, repr=False)
 class Entropy(Spec):
-    """Compress the payload of ``inner`` losslessly, each part by itself, with Zstandard at ``level``.
+    """Compress the payload of ``inner`` losslessly, each part by itself, by the odds of its symbols.
 
-    Level 1 comes within 3 % of the entropy of codes of a bit a byte or more (see ``codecs.zstd``); higher
-    ones cost time and gain nothing on noise. Put it next to the quantiser (``Hadamard(Entropy(Uniform()))``):
-    there it sees the codes, not packed bytes. Needs the extra ``entropy``; without it, use raises
-    ``MissingExtra``.
+    It comes within 2 % of the entropy of codes, also of less than a bit each, and knows no repetitions. Those
+    Zstandard finds, if installed: it is tried for small parts and for those of which little is left, and with a
+    ``level`` from 2 on, which is Zstandard's, for all. Put it next to the quantiser
+    (``Hadamard(Entropy(Uniform()))``): there it sees the codes, not packed bytes. A level above 1 and payloads
+    that Zstandard made need the extra ``entropy``; without it they raise ``MissingExtra``.
+
+    An inner codec with ``part_forms`` says of its first parts how many planes they are, and how many bits a
+    symbol has (``DeadZone``).
 
     >>> from thinwire.codecs.uniform import Uniform
     >>> x = torch.linspace(-1, 1, 4096) ** 9
@@ -101,14 +80,22 @@ class Entropy(Spec):
         return self._parts(payload), x_hat
 
     def _symbols(self, spec: TensorSpec, bits: int, codes: Tensor, stored: Tensor) -> Payload:
-        symbols = _compress(pack_aligned(codes, bits), self.level, packed_nbytes(codes.numel(), bits))
-        part = _store(pack(codes, bits)) if symbols is None else symbols
-        return Payload(spec, (part, _shrink(stored, self.level)))
+        symbols = tagged.Symbols.of_codes(codes, bits)
+        frame = tagged.compress(symbols, self.level, packed_nbytes(codes.numel(), bits))
+        part = tagged.store(pack(codes, bits)) if frame is None else frame
+        return Payload(spec, (part, self._shrunk(stored)))
 
     def _parts(self, payload: Payload) -> Payload:
         n = len(payload.parts)
         require(n <= MAX_PARTS, InputError, f"{self} nests too deep: {n} parts")
-        return Payload(payload.spec, tuple(_shrink(p, self.level) for p in payload.parts))
+        forms = *part_forms(self.inner), *((1, 8),) * n
+        parts = tuple(self._shrunk(p, *form) for p, form in zip(payload.parts, forms, strict=False))
+        return Payload(payload.spec, parts)
+
+    def _shrunk(self, part: Tensor, planes: int = 1, bits: int = 8) -> Tensor:
+        symbols = tagged.Symbols.of(part, planes, bits)
+        frame = tagged.compress(symbols, self.level, symbols.data.numel())
+        return tagged.store(part) if frame is None else frame
 
     def decode(self, payload: Payload) -> Tensor:
         spec, inner = payload.spec, self.inner
@@ -120,7 +107,7 @@ class Entropy(Spec):
         if len(payload.parts) > MAX_PARTS:
             raise PayloadError(f"an entropy-coded payload of {len(payload.parts)} parts, at most {MAX_PARTS}")
         bound = inner.nbytes(spec)
-        return inner.decode(Payload(spec, tuple(_expand(p, bound) for p in payload.parts)))
+        return inner.decode(Payload(spec, tuple(tagged.expand(p, bound) for p in payload.parts)))
 
     def nbytes(self, spec: TensorSpec) -> int:
         return self.inner.nbytes(spec) + (2 if is_quantiser(self.inner) else MAX_PARTS)
@@ -131,72 +118,18 @@ def is_quantiser(codec: object) -> TypeGuard[Quantiser]:
     return all(is_up_to_date(codec, name) for name in ("quantise", "dequantise", "scale_layout"))
 
 
+def part_forms(codec: object) -> tuple[tuple[int, int], ...]:
+    """Return planes and bits a symbol of a codec's first parts, as far as it says them."""
+    return codec.part_forms if is_up_to_date(codec, "part_forms") else ()  # type: ignore[attr-defined]
+
+
 def _codes(part: Tensor, bits: int, n: int) -> Tensor:
-    aligned = part.numel() > 0 and bool(int(part[0]) & _COMPRESSED)
-    raw = _expand(part, aligned_nbytes(n, bits) if aligned else packed_nbytes(n, bits))
-    return (unpack_aligned if aligned else unpack)(raw, bits, n)
+    found = tagged.expand_codes(part, bits, n)
+    return unpack(tagged.expand(part, packed_nbytes(n, bits)), bits, n) if found is None else found
 
 
 def _scales(part: Tensor, dtype: torch.dtype, n: int) -> Tensor:
-    stored = _expand(part, n * dtype.itemsize)
+    stored = tagged.expand(part, n * dtype.itemsize)
     if stored.dtype != dtype or stored.numel() != n:
         raise PayloadError(f"{stored.numel()} scales of {stored.dtype}, expected {n} of {dtype}")
     return stored
-
-
-def _shrink(part: Tensor, level: int) -> Tensor:
-    coded = _compress(part, level, part.numel() * part.element_size())
-    return _store(part) if coded is None else coded
-
-
-def _compress(part: Tensor, level: int, room: int) -> Tensor | None:
-    """Return the tagged frame of ``part``, or None where it does not fit in less than ``room`` bytes."""
-    zstd.package()  # missing, it is missed at the first message, however short
-    nbytes = part.numel() * part.element_size()
-    if nbytes < SMALLEST:
-        return None
-    frame = zstd.smallest(_bytes(part).cpu().numpy(), level)
-    if len(frame) >= room or nbytes > FREE + RATIO * len(frame):
-        return None
-    coded = torch.frombuffer(bytearray((_COMPRESSED | _tag(part),)) + frame, dtype=torch.uint8)
-    return coded.to(part.device)
-
-
-def _store(part: Tensor) -> Tensor:
-    tag = torch.full((1,), _tag(part), dtype=torch.uint8, device=part.device)
-    return torch.cat([tag, _bytes(part)])
-
-
-def _expand(part: Tensor, bound: int) -> Tensor:
-    """Return the part that was coded, of at most ``bound`` bytes; ``PayloadError`` for anything else."""
-    if part.dtype != torch.uint8 or part.dim() != 1 or not part.numel():
-        raise PayloadError(f"an entropy-coded part of {part.dtype} and shape {tuple(part.shape)}")
-    tag = int(part[0])
-    kind = tag & ~_COMPRESSED
-    if kind >= len(_DTYPES):
-        raise PayloadError(f"unknown tag {tag} of an entropy-coded part")
-    raw = _decompress(part[1:], bound) if tag & _COMPRESSED else part[1:]
-    dtype = _DTYPES[kind]
-    if raw.numel() > bound or raw.numel() % dtype.itemsize:
-        raise PayloadError(
-            f"an entropy-coded part of {raw.numel()} bytes of {dtype}, expected at most {bound}"
-        )
-    return raw if dtype == torch.uint8 else raw.clone().view(dtype)  # a clone begins at an aligned address
-
-
-def _decompress(frame: Tensor, bound: int) -> Tensor:
-    data = frame.contiguous().cpu().numpy()
-    size = zstd.content_size(data)
-    if not 0 <= size <= min(bound, FREE + RATIO * len(data)):
-        raise PayloadError(f"a frame of {len(data)} bytes claims {size}, expected at most {bound}")
-    raw = zstd.decompress(data)
-    return torch.frombuffer(bytearray(raw), dtype=torch.uint8).to(frame.device) if raw else frame[:0]
-
-
-def _bytes(part: Tensor) -> Tensor:
-    return part.contiguous().view(torch.uint8)
-
-
-def _tag(part: Tensor) -> int:
-    require(part.dtype in _DTYPES, InputError, f"values of {part.dtype} cannot be entropy-coded; cast them")
-    return _DTYPES.index(part.dtype)

@@ -1,0 +1,323 @@
+/* Range coding by asymmetric numeral systems (Duda 2013), many lanes beside each other; the layout is in grid.py.
+
+   Lane l of a stream codes its symbols l, l + lanes, l + 2 lanes, ... A state is in [LOW, LOW << 16): a symbol of
+   frequency f (of 2^bits) takes it to (x / f << bits) + start + x % f, and before that 16 bits of it become a word
+   where it would grow too large. Who decodes goes the same way back, so whoever encodes begins with the last symbol
+   and fills the stream from its end.
+
+   encode checks nothing: rans_calls.py does. decode checks whatever the bytes say. */
+
+#include "passes.h"
+
+#if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__ || __SIZEOF_POINTER__ != 8
+#error "made for machines of 64 bits that store the lowest byte first"
+#endif
+
+enum { SYMBOLS = 256, LANES = 32, STREAMS = 4, STREAM = 1 << 15 }; /* symbols of a stream, at most */
+enum { LOW = 1 << 15, LEAST = 8, MOST = 12, SLOTS = 1 << MOST };  /* bits of the sum of the frequencies */
+enum { CONSTANT = 255, PARAMETERS = 12, TABLE = 2 + SYMBOLS * (2 * MOST + 1) / 8 + 8 };
+
+static inline size_t least(size_t a, size_t b) { return a < b ? a : b; }
+
+static inline size_t parts(size_t n, size_t of) { return (n + of - 1) / of; }
+
+static inline unsigned width(uint32_t x) { return x ? 32u - (unsigned)__builtin_clz(x) : 0; }
+
+/* Bits of the sum of the frequencies of n symbols. */
+static inline unsigned precision(size_t n)
+{
+    const unsigned bits = width((uint32_t)(n - 1));
+    return bits < LEAST ? LEAST : bits > MOST ? MOST : bits;
+}
+
+/* How often each symbol is among n. */
+static void count(const uint8_t *data, size_t n, uint32_t *counts)
+{
+    uint32_t own[4][SYMBOLS] = {{0}}; /* several: a count of the same byte would wait for the one before */
+    size_t i = 0;
+    for (; i + 4 <= n; i += 4)
+        for (size_t k = 0; k < 4; k++) own[k][data[i + k]]++;
+    for (; i < n; i++) own[0][data[i]]++;
+    for (size_t s = 0; s < SYMBOLS; s++) counts[s] = own[0][s] + own[1][s] + own[2][s] + own[3][s];
+}
+
+/* The share of a symbol at a scale: rounded, but one at least of those that there are. */
+static inline uint32_t share(uint32_t count, uint32_t scale, uint32_t n)
+{
+    const uint32_t rounded = (count * scale + n / 2) / n;
+    return count ? rounded ? rounded : 1 : 0;
+}
+
+/* Frequencies that sum to 2^bits: at the largest scale where they do not sum to more; and one more for the first of
+   those that would rise next. */
+static void normalise(const uint32_t *counts, uint32_t n, unsigned bits, uint32_t *freq)
+{
+    const uint32_t all = 1u << bits;
+    uint32_t low = 0, high = all + SYMBOLS + 1, sum;
+    while (high - low > 1) {
+        const uint32_t scale = (low + high) / 2;
+        sum = 0;
+        for (size_t s = 0; s < SYMBOLS; s++) sum += share(counts[s], scale, n);
+        if (sum <= all) low = scale;
+        else high = scale;
+    }
+    sum = 0;
+    for (size_t s = 0; s < SYMBOLS; s++) sum += freq[s] = share(counts[s], low, n);
+    for (size_t s = 0; s < SYMBOLS && sum < all; s++)
+        if (share(counts[s], high, n) > freq[s]) freq[s]++, sum++;
+}
+
+/* Write frequencies by exponential Golomb codes, but for the last, which is what is left; returns the bytes. */
+static size_t write_table(const uint32_t *freq, size_t top, uint8_t *out)
+{
+    size_t best = 0, bits = SIZE_MAX;
+    for (size_t k = 0; k < PARAMETERS; k++) {
+        size_t own = 0;
+        for (size_t s = 0; s < top; s++) own += 2 * width((freq[s] >> k) + 1) - 1 + k;
+        if (own < bits) best = k, bits = own;
+    }
+    memset(out, 0, TABLE);
+    out[0] = (uint8_t)best, out[1] = (uint8_t)top;
+    size_t at = 16;
+    for (size_t s = 0; s < top; s++) {
+        const uint64_t q = (freq[s] >> best) + 1;
+        const unsigned w = width((uint32_t)q);
+        const uint64_t low = q ^ UINT64_C(1) << (w - 1), rest = freq[s] & ((1u << best) - 1);
+        uint64_t window;
+        memcpy(&window, out + at / 8, 8);
+        window |= (UINT64_C(1) << (w - 1) | low << w | rest << (2 * w - 1)) << (at & 7);
+        memcpy(out + at / 8, &window, 8);
+        at += 2 * w - 1 + best;
+    }
+    return (at + 7) / 8;
+}
+
+/* Read what write_table wrote, of exactly these bytes; returns whether it is one. */
+static int read_table(const uint8_t *table, size_t bytes, unsigned bits, uint32_t *freq)
+{
+    const size_t k = table[0], top = table[1];
+    uint32_t left = 1u << bits;
+    size_t at = 16;
+    memset(freq, 0, SYMBOLS * sizeof *freq);
+    if (k >= PARAMETERS) return 0;
+    for (size_t s = 0; s < top; s++) {
+        uint64_t window = 0;
+        if (at / 8 >= bytes) return 0;
+        memcpy(&window, table + at / 8, least(8, bytes - at / 8));
+        window >>= at & 7;
+        const unsigned zeros = window ? (unsigned)__builtin_ctzll(window) : 64;
+        if (zeros > MOST) return 0;
+        const uint32_t q = (uint32_t)(window >> (zeros + 1) & ((1u << zeros) - 1)) | 1u << zeros;
+        freq[s] = (q - 1) << k | (uint32_t)(window >> (2 * zeros + 1) & ((1u << k) - 1));
+        if (freq[s] >= left) return 0;
+        left -= freq[s];
+        at += 2 * zeros + 1 + k;
+    }
+    freq[top] = left;
+    return (at + 7) / 8 == bytes && left < 1u << bits;
+}
+
+typedef struct {
+    uint32_t limit, reciprocal, bias, others; /* others: 2^bits - frequency */
+    uint32_t shift;
+} Step;
+
+/* What coding a symbol takes: x / f is x * reciprocal >> shift, exactly for x < 2^31 (but one less for f = 1). */
+static Step step_of(uint32_t freq, uint32_t start, unsigned bits)
+{
+    Step to = {freq << (31 - bits), 0, start, (1u << bits) - freq, 32};
+    if (freq < 2) {
+        to.reciprocal = UINT32_MAX;
+        to.bias = start + (1u << bits) - 1;
+        return to;
+    }
+    const unsigned w = width(freq - 1);
+    to.reciprocal = (uint32_t)(((UINT64_C(1) << (w + 31)) + freq - 1) / freq);
+    to.shift = w + 31;
+    return to;
+}
+
+static inline __attribute__((always_inline)) uint16_t *coded(const uint8_t *data, size_t n, size_t lanes,
+                                                             const Step *steps, uint32_t *state, uint16_t *at)
+{
+    for (size_t end = n; end;) {
+        const size_t begin = (end - 1) / lanes * lanes;
+        for (size_t l = end - begin; l-- > 0;) {
+            const Step *to = &steps[data[begin + l]];
+            uint32_t x = state[l];
+            const int full = x >= to->limit;
+            at[-1] = (uint16_t)x;
+            at -= full;
+            x = full ? x >> 16 : x;
+            state[l] = x + to->bias + (uint32_t)((uint64_t)x * to->reciprocal >> to->shift) * to->others;
+        }
+        end = begin;
+    }
+    return at;
+}
+
+/* Code n symbols, at most STREAM of them, to end before a place; returns where they begin. */
+static uint16_t *stream(const uint8_t *data, size_t n, size_t lane, const Step *steps, uint16_t *end)
+{
+    const size_t lanes = parts(n, lane);
+    uint32_t state[LANES];
+    for (size_t l = 0; l < lanes; l++) state[l] = LOW;
+    end = lanes == LANES ? coded(data, n, LANES, steps, state, end) : coded(data, n, lanes, steps, state, end);
+    end -= 2 * lanes;
+    memcpy(end, state, lanes * sizeof *state);
+    return end;
+}
+
+static inline void put(uint8_t *at, size_t value) { at[0] = (uint8_t)value, at[1] = (uint8_t)(value >> 8); }
+
+static inline size_t get(const uint8_t *at) { return at[0] | (size_t)at[1] << 8; }
+
+/* Code a segment of n symbols; returns its end, or null where there is no room. */
+static uint8_t *segment(const uint8_t *data, size_t n, size_t lane, uint8_t *table, uint8_t *words, uint8_t *at,
+                        const uint8_t *end)
+{
+    uint32_t counts[SYMBOLS], freq[SYMBOLS];
+    uint8_t head[TABLE];
+    count(data, n, counts);
+    size_t kinds = 0, top = 0, bytes = 2;
+    for (size_t s = 0; s < SYMBOLS; s++)
+        if (counts[s]) kinds++, top = s;
+    const unsigned bits = precision(n);
+    if (kinds == 1) {
+        head[0] = CONSTANT, head[1] = (uint8_t)top;
+    } else {
+        normalise(counts, (uint32_t)n, bits, freq);
+        bytes = write_table(freq, top, head);
+    }
+    if ((size_t)(end - at) < bytes) return 0;
+    memcpy(at, head, bytes);
+    at += bytes;
+    put(table, bytes);
+
+    uint16_t room[1 + STREAM + 2 * LANES];
+    Step steps[SYMBOLS] = {{0, 0, 0, 0, 0}}; /* also for what another thread writes to the data meanwhile */
+    for (size_t s = 0, start = 0; s < SYMBOLS && kinds > 1; start += freq[s++])
+        if (freq[s]) steps[s] = step_of(freq[s], (uint32_t)start, bits);
+    for (size_t begin = 0; begin < n; begin += LANES * lane, words += 2) {
+        uint16_t *last = room + sizeof room / sizeof *room, *first = last;
+        if (kinds > 1) first = stream(data + begin, least(LANES * lane, n - begin), lane, steps, last);
+        put(words, (size_t)(last - first));
+        if (end - at < 2 * (last - first)) return 0;
+        memcpy(at, first, (size_t)(last - first) * 2);
+        at += 2 * (last - first);
+    }
+    return at;
+}
+
+/* Code planes of n symbols each; a lane has as many of them. Returns the length, or -1 where there is no room. */
+int64_t tw_encode(const uint8_t *data, size_t n, size_t planes, size_t lane, uint8_t *out, size_t room)
+{
+    const size_t unit = STREAMS * LANES * lane, whole = parts(n, unit), each = parts(n, LANES * lane);
+    uint8_t *table = out, *words = out + 2 * planes * whole, *at = words + 2 * planes * each;
+    if (room < 2 * planes * (whole + each)) return -1;
+    for (size_t p = 0; p < planes; p++, data += n)
+        for (size_t begin = 0; begin < n; begin += unit, table += 2) {
+            const size_t own = least(unit, n - begin);
+            at = segment(data + begin, own, lane, table, words, at, out + room);
+            if (!at) return -1;
+            words += 2 * parts(own, LANES * lane);
+        }
+    return at - out;
+}
+
+/* What a slot of the table stands for: a symbol, its frequency, and the slot's place among those of the symbol. */
+static void spread(const uint32_t *freq, uint32_t *slot)
+{
+    for (uint32_t s = 0; s < SYMBOLS; s++)
+        for (uint32_t i = 0; i < freq[s]; i++) *slot++ = s << 24 | freq[s] << 12 | i;
+}
+
+/* Decode a step of n lanes; with no word left for each, look before each read. Returns null where one is missing. */
+static inline __attribute__((always_inline)) const uint8_t *step(const uint32_t *slot, size_t n, unsigned bits,
+                                                                 uint32_t *state, const uint8_t *at,
+                                                                 const uint8_t *end, uint8_t *out)
+{
+    const uint32_t mask = (1u << bits) - 1;
+    for (size_t l = 0; l < n; l++) {
+        const uint32_t entry = slot[state[l] & mask];
+        const uint32_t x = (entry >> 12 & 4095) * (state[l] >> bits) + (entry & 4095), empty = x < LOW;
+        uint16_t word = 0;
+        if (end && empty && at == end) return 0;
+        if (!end || empty) memcpy(&word, at, 2);
+        out[l] = (uint8_t)(entry >> 24);
+        state[l] = x << 16 * empty | (word & -empty); /* no branch: it would be mispredicted */
+        at += 2 * empty;
+    }
+    return at;
+}
+
+static inline __attribute__((always_inline)) const uint8_t *decoded(const uint32_t *slot, size_t n, size_t lanes,
+                                                                    unsigned bits, uint32_t *state, const uint8_t *at,
+                                                                    const uint8_t *end, uint8_t *out)
+{
+    size_t i = 0;
+    for (; i + lanes <= n && (size_t)(end - at) >= 2 * lanes; i += lanes)
+        at = step(slot, lanes, bits, state, at, 0, out + i);
+    for (; i < n && at; i += lanes) at = step(slot, least(lanes, n - i), bits, state, at, end, out + i);
+    return at;
+}
+
+/* Decode a stream of n symbols that lies between at and end; returns whether it is one. */
+static int unstream(const uint32_t *slot, size_t n, size_t lane, unsigned bits, const uint8_t *at, const uint8_t *end,
+                    uint8_t *out)
+{
+    const size_t lanes = parts(n, lane);
+    uint32_t state[LANES];
+    if ((size_t)(end - at) < 4 * lanes) return 0;
+    memcpy(state, at, 4 * lanes);
+    for (size_t l = 0; l < lanes; l++)
+        if (state[l] < LOW || state[l] >> 31) return 0;
+    at += 4 * lanes;
+    at = lanes == LANES ? decoded(slot, n, LANES, bits, state, at, end, out)
+                        : decoded(slot, n, lanes, bits, state, at, end, out);
+    for (size_t l = 0; l < lanes; l++)
+        if (state[l] != LOW) return 0;
+    return at == end;
+}
+
+/* Decode a segment of n symbols; returns its end, or null where it is none. */
+static const uint8_t *unsegment(size_t n, size_t lane, size_t bytes, const uint8_t *words, const uint8_t *at,
+                                const uint8_t *end, uint8_t *out)
+{
+    uint32_t freq[SYMBOLS], slot[SLOTS];
+    const unsigned bits = precision(n);
+    if (bytes < 2 || (size_t)(end - at) < bytes) return 0;
+    const int constant = at[0] == CONSTANT;
+    if (constant) {
+        if (bytes != 2) return 0;
+        memset(out, at[1], n);
+    } else {
+        if (!read_table(at, bytes, bits, freq)) return 0;
+        spread(freq, slot);
+    }
+    at += bytes;
+    for (size_t begin = 0; begin < n; begin += LANES * lane, words += 2) {
+        const size_t own = least(LANES * lane, n - begin), length = 2 * get(words);
+        if ((size_t)(end - at) < length || (constant && length)) return 0;
+        if (!constant && !unstream(slot, own, lane, bits, at, at + length, out + begin)) return 0;
+        at += length;
+    }
+    return at;
+}
+
+/* Decode planes of n symbols each; returns 0, or -1 where the bytes are not what encode makes. */
+int64_t tw_decode(const uint8_t *body, size_t length, size_t n, size_t planes, size_t lane, uint8_t *out)
+{
+    const size_t unit = STREAMS * LANES * lane, whole = parts(n, unit), each = parts(n, LANES * lane);
+    const uint8_t *table = body, *words = body + 2 * planes * whole, *at = words + 2 * planes * each;
+    const uint8_t *end = body + length;
+    if (length < 2 * planes * (whole + each)) return -1;
+    for (size_t p = 0; p < planes; p++, out += n)
+        for (size_t begin = 0; begin < n; begin += unit, table += 2) {
+            const size_t own = least(unit, n - begin);
+            at = unsegment(own, lane, get(table), words, at, end, out + begin);
+            if (!at) return -1;
+            words += 2 * parts(own, LANES * lane);
+        }
+    return at == end ? 0 : -1;
+}
