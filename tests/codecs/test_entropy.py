@@ -10,7 +10,8 @@ import zstandard
 from codec_examples import tensor
 from each import each
 
-from thinwire.codecs import Entropy, HardThreshold, Raw, Uniform, entropy
+from thinwire.codecs import DeadZone, Entropy, HardThreshold, Raw, Uniform, rans, tagged, zstd
+from thinwire.codecs.deadzone import step_for
 from thinwire.types import InputError, MissingExtra, Payload, PayloadError, TensorSpec
 
 
@@ -49,7 +50,7 @@ def test_zeros_shrink_to_almost_nothing() -> None:
 
 
 def test_a_part_beyond_the_allowed_ratio_is_stored(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(entropy, "FREE", 1000)
+    monkeypatch.setattr(tagged, "FREE", 1000)
     codec = Entropy(Uniform(bits=4))
     x = torch.zeros(512, 1024)
     payload = codec.encode(x)
@@ -110,10 +111,54 @@ def test_a_variable_rate_inside() -> None:
     assert torch.equal(codec.decode(payload), torch.where(x.abs() >= 2.5, x, 0.0))
 
 
-def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_the_extra_is_named_where_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+    x = tensor((20, 30))
+    old = Payload(TensorSpec.of(x), (frame_of(300), Entropy(Uniform()).encode(x).parts[1]))
     monkeypatch.setitem(sys.modules, "zstandard", None)  # what an import of a missing module meets
-    with pytest.raises(MissingExtra, match=r"pip install 'thinwire\[entropy\]'"):
-        Entropy(Uniform()).encode(torch.ones(4))
+    for use in (lambda: Entropy(Uniform(), level=2).encode(x), lambda: Entropy(Uniform()).decode(old)):
+        with pytest.raises(MissingExtra, match=r"pip install 'thinwire\[entropy\]'"):
+            use()
+    assert torch.equal(
+        Entropy(Uniform()).decode(Entropy(Uniform()).encode(x)), Uniform().decode(Uniform().encode(x))
+    )
+
+
+def by_zstandard(codec: Entropy, x: torch.Tensor) -> int:
+    """Return the bytes of a dead-zone payload that were written before range coding was."""
+    parts = codec.inner.encode(x).parts
+    return sum(1 + min(p.nbytes, len(zstd.smallest(p.view(torch.uint8).numpy()))) for p in parts)
+
+
+@each("bits", [0.6, 1.2, 2.4, 3.7])
+def test_messages_take_no_more_than_by_zstandard(bits: float) -> None:
+    """Codes of Laplacian values, whose size drifts from row to row; fewer at few bits."""
+    codec, g = Entropy(DeadZone(step=step_for(bits))), torch.Generator().manual_seed(0)
+    for rows in (1, 6, 40, 300):
+        u = torch.rand((rows, 1024), generator=g) - 0.5
+        x = -u.sign() * torch.log1p(-2 * u.abs()) * torch.linspace(1, 1.5, rows)[:, None]
+        payload = codec.encode(x)
+        assert torch.equal(codec.decode(payload), codec.inner.decode(codec.inner.encode(x)))
+        assert payload.nbytes < (1.01 if bits > 1 else 0.985) * by_zstandard(codec, x)
+
+
+@each("n, mean", [(100, 1.2), (400, 1.5), (400, 4.0), (3000, 1.02), (8000, 1.5)])
+def test_small_and_repetitive_parts_take_the_shorter_frame(n: int, mean: float) -> None:
+    values = torch.empty(n).geometric_(1 / mean, generator=torch.Generator().manual_seed(n)) - 1
+    for part in (values, values[: n // 10].repeat(10), values.sort().values):
+        data = part.to(torch.uint8)
+        frame = tagged.compress(tagged.Symbols.of(data), 1, n)
+        other = len(zstd.smallest(data.numpy())) + 1
+        assert (n if frame is None else frame.numel()) <= min(other * 1.02 + 2, n)
+        assert frame is None or torch.equal(tagged.expand(frame, n), data)
+
+
+def test_few_codes_have_a_short_table() -> None:
+    codes = torch.empty(3000).geometric_(0.7, generator=torch.Generator().manual_seed(0)).clamp(max=4) - 1
+    symbols = tagged.Symbols.of_codes(codes.to(torch.uint8), 2)
+    few, many = (
+        rans.compress(s, f, 3000) for s, f in ((symbols.symbols, symbols.form), (symbols.data, rans.Form()))
+    )
+    assert few is not None and many is not None and few.numel() < 0.95 * many.numel()
 
 
 @each("level", [0, 20, -1])

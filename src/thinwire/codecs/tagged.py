@@ -56,7 +56,7 @@ class Symbols:
 
     @classmethod
     def of(cls, part: Tensor, planes: int = 1, bits: int = 8) -> Symbols:
-        """Return a part of any dtype; bytes may be several planes, or codes of ``bits`` in the aligned form."""
+        """Return a part of any dtype; bytes may be several planes, or aligned codes of ``bits``."""
         data, size = as_bytes(part), part.element_size()
         if size > 1:
             return cls(data, data.view(-1, size).T.reshape(-1), rans.Form(size), tag_of(part))
@@ -76,7 +76,7 @@ def compress(part: Symbols, level: int, room: int) -> Tensor | None:
     nbytes, device = part.data.numel(), part.data.device
     if nbytes < SMALLEST:
         return None
-    symbols = part.symbols.cpu() if nbytes <= SMALL else part.symbols
+    symbols = rans.at_home(part.symbols) if nbytes <= SMALL else part.symbols
     found = rans.compress(symbols, part.form, room, bytes((_COMPRESSED | _RANGED | part.tag,)))
     length = room if found is None else found.numel()
     if level > 1 or nbytes <= SMALL or (found is not None and RUNS * length <= nbytes):
@@ -88,7 +88,7 @@ def compress(part: Symbols, level: int, room: int) -> Tensor | None:
 def _repetitions(part: Symbols, level: int, room: int) -> Tensor | None:
     """Return the frame by Zstandard, where it is installed and that takes fewer than ``room`` bytes."""
     try:
-        frame = zstd.compress(part.data.cpu().numpy(), level)
+        frame = zstd.compress(rans.at_home(part.data).numpy(), level)
     except MissingExtra:
         return None
     if len(frame) + 1 >= room:
@@ -120,7 +120,7 @@ def expand(part: Tensor, bound: int) -> Tensor:
 
 
 def expand_codes(part: Tensor, bits: int, n: int) -> Tensor | None:
-    """Return ``n`` codes that a frame holds, uint8; None where the part is stored. Errors: ``PayloadError``."""
+    """Return ``n`` codes that a frame holds, uint8; None where a part is stored. Errors: ``PayloadError``."""
     tag = _tag(part)
     if not tag & _COMPRESSED:
         return None
@@ -151,7 +151,7 @@ def _ranged(frame: Tensor, bound: int) -> Tensor:
 
 
 def _unzipped(frame: Tensor, bound: int) -> Tensor:
-    data = frame.contiguous().cpu().numpy()
+    data = rans.at_home(frame).numpy()
     _check_size(zstd.content_size(data), len(data), bound)
     raw = zstd.decompress(data)
     return torch.frombuffer(bytearray(raw), dtype=torch.uint8).to(frame.device) if raw else frame[:0]

@@ -1,9 +1,9 @@
-"""Range-coded symbols: frames that a CPU and a GPU read and write alike, for bytes that are noise of uneven odds.
+"""Range-coded symbols: frames that a CPU and a GPU read and write alike, for noise of uneven odds.
 
-A frame is a byte of its form (bits 0 and 1: log2 of the planes; bits 4 to 7: the bits of a symbol), the number
-of symbols (seven bits a byte, the lowest first, bit 7: more follow), and a body (see ``grid``). Symbols of less
-than 8 bits, of which there are at most ``STREAM``, are codes that ``pack_aligned`` would put several to a byte:
-few of them are cheaper with a short table.
+A frame is a byte of its form (bits 0 and 1: log2 of the planes; bits 4 to 7: the bits of a symbol), the
+number of symbols (seven bits a byte, the lowest first, bit 7: more follow), and a body (see ``grid``).
+Symbols of less than 8 bits, of which there are at most ``STREAM``, are codes that ``pack_aligned`` would put
+several to a byte: few of them are cheaper with a short table.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from thinwire import staging
 from thinwire.codecs.kernels import triton_calls
 from thinwire.codecs.rans import lanes, rans_calls
 from thinwire.codecs.rans.grid import LANE, STREAM, Grid
@@ -21,7 +22,7 @@ from thinwire.codecs.rans.tables import Bytes
 from thinwire.types import PayloadError, require
 
 HEAD = 6  # bytes of a head, at most
-__all__ = ["HEAD", "STREAM", "Form", "Frame", "compress", "decompress", "opened"]
+__all__ = ["HEAD", "STREAM", "Form", "Frame", "at_home", "compress", "decompress", "opened"]
 
 
 @dataclass(frozen=True)
@@ -62,9 +63,14 @@ def compress(symbols: Tensor, form: Form, room: int, prefix: bytes = b"") -> Ten
         from thinwire.codecs.rans import on_card
 
         return on_card.encode(symbols.contiguous(), grid, head, room)
-    data = np.ascontiguousarray(symbols.cpu().numpy())
+    data = at_home(symbols).numpy()
     found = _whole(data, grid, head, room)
     return None if found is None else torch.from_numpy(found).to(symbols.device)
+
+
+def at_home(x: Tensor) -> Tensor:
+    """Return a tensor in one piece of the CPU's memory."""
+    return staging.to_host([x]).tensors()[0].contiguous()
 
 
 def _whole(data: Bytes, grid: Grid, head: bytes, room: int) -> Bytes | None:
@@ -100,12 +106,13 @@ def decompress(frame: Tensor, about: Frame) -> Tensor:
     Errors: ``PayloadError``; whatever a frame says, nothing beyond it is read.
     """
     grid, body = about.form.grid(about.n), frame[about.nbytes :]
-    require(body.numel() >= grid.heads, PayloadError, f"{body.numel()} bytes for the heads of {about.n} symbols")
+    few = f"{body.numel()} bytes cannot hold {about.n} symbols"
+    require(body.numel() >= grid.heads, PayloadError, few)
     if about.form.bits == 8 and triton_calls.there(body):
         from thinwire.codecs.rans import on_card
 
         return on_card.decode(body.contiguous(), grid)
-    data = np.ascontiguousarray(body.cpu().numpy())
+    data = at_home(body).numpy()
     found = (rans_calls if rans_calls.there() else lanes).decode(data, grid)
     return torch.from_numpy(found).to(frame.device)
 

@@ -3,17 +3,21 @@
 ``planes`` runs of ``n`` symbols each are cut into segments of ``STREAMS * LANES * lane`` symbols, each with a
 table of frequencies of its own, and these into streams of ``LANES * lane`` symbols; the last of a plane are
 short. A stream of m symbols has ``ceil(m / lane)`` lanes, and lane l codes its symbols l, l + lanes, ... So
-streams are coded beside each other, lanes too, and no lane takes more than ``lane`` steps. All lanes of a stream
-share its words: in each step those lanes that need a word take one each, the lowest lane first.
+streams are coded beside each other, lanes too, and no lane takes more than ``lane`` steps. All lanes of a
+stream share its words: in each step those that need a word take one each, the lowest lane first.
 
-Body, little-endian: for each segment the bytes of its table, u16; for each stream its words, u16; then, segment
-by segment, the table and the streams' words: two for each lane's state (the low one first), then those of the
-steps. A segment of one symbol only has two bytes, ``CONSTANT`` and the symbol, and no words.
+Lanes code by asymmetric numeral systems: see ``kernels.c``, which is the shortest. A lane costs 23 bits more
+than its symbols, so there are no more lanes than a GPU needs: 32 move together there, and 1,024 steps take it
+about as long as starting the work does.
 
-A table gives frequencies that sum to 2**bits (``precision``): a parameter k, the largest symbol, u8 each, then
-exponential Golomb codes of the frequencies of all symbols below that one, which has what is left. The code of f
-with q = (f >> k) + 1, a number of w bits, is w - 1 zeros, a one, the low w - 1 bits of q and the low k bits of f,
-each from the lowest bit on; unused bits of the last byte are zeros.
+Body, little-endian: for each segment the bytes of its table, u16; for each stream its words, u16; then,
+segment by segment, the table and the streams' words: two for each lane's state (the low one first), then
+those of the steps. A segment of one symbol only has two bytes, ``CONSTANT`` and the symbol, and no words.
+
+A table gives frequencies that sum to 2**bits (``precision``): a parameter k, the largest symbol, u8 each,
+then exponential Golomb codes of the frequencies of all symbols below that one, which has what is left. The
+code of f with q = (f >> k) + 1, a number of w bits, is w - 1 zeros, a one, the low w - 1 bits of q and the
+low k bits of f, each from the lowest bit on; unused bits of the last byte are zeros.
 """
 
 from __future__ import annotations

@@ -16,9 +16,7 @@ _LANES = np.arange(LANES)
 def encode(symbols: Bytes, grid: Grid) -> bytes:
     """Return the body of symbols [planes * n] (see ``grid``)."""
     begins, lengths = grid.cut(grid.segment)
-    counts = [
-        np.bincount(symbols[b : b + k], minlength=256) for b, k in zip(begins, lengths, strict=True)
-    ]
+    counts = [np.bincount(symbols[b : b + k], minlength=256) for b, k in zip(begins, lengths, strict=True)]
     mixed = [int(np.count_nonzero(c)) > 1 for c in counts]
     bits = [precision(int(k)) for k in lengths]
     freq = [normalised(c, p) if m else c for c, p, m in zip(counts, bits, mixed, strict=True)]

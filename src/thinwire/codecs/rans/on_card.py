@@ -1,15 +1,14 @@
-"""Range coding by the Triton kernels of ``codecs.kernels.fused``, where the symbols are; at most a wait each way."""
+"""Range coding by kernels in Triton, where the symbols are."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from thinwire.codecs.kernels.fused import rans_reading as reading
-from thinwire.codecs.kernels.fused import rans_writing as writing
 from thinwire.codecs.kernels.triton_calls import on
 from thinwire.codecs.rans.grid import LANES, STREAMS, Grid
-from thinwire.types import PayloadError, require
+from thinwire.types import PayloadError
+from thinwire.verdicts import refuse
 
 TABLE = 96  # words of a table: 2 bytes, and at most 255 codes of 9.2 bits each on the average
 ROWS = 1  # streams of a program
@@ -17,7 +16,7 @@ CHUNK, BLOCK = 1 << 14, 1 << 10
 
 
 def encode(symbols: Tensor, grid: Grid, head: bytes, room: int) -> Tensor | None:
-    """Return ``head`` and the body of symbols, uint8, of fewer than ``room`` bytes; None where it has more."""
+    """Return ``head`` and the body of symbols, uint8, of fewer than ``room`` bytes; else None."""
     with on(symbols.device):
         out, total = _encoded(symbols, grid, head, room)
     length = int(total)
@@ -25,6 +24,8 @@ def encode(symbols: Tensor, grid: Grid, head: bytes, room: int) -> Tensor | None
 
 
 def _encoded(symbols: Tensor, grid: Grid, head: bytes, room: int) -> tuple[Tensor, Tensor]:
+    from thinwire.codecs.kernels.fused import rans_writing as writing
+
     segments, streams = grid.segments, grid.streams
     per, each = segments // grid.planes, streams // grid.planes
 
@@ -57,11 +58,14 @@ def decode(body: Tensor, grid: Grid) -> Tensor:
     """Return the symbols, uint8 [planes * n], of a body; ``PayloadError`` where it is none."""
     with on(body.device):
         out, wrong = _decoded(body, grid)
-    require(not int(wrong), PayloadError, f"{body.numel()} bytes that no encoder of {out.numel()} symbols writes")
+    text = f"{body.numel()} bytes that no encoder of {out.numel()} symbols writes"
+    refuse(wrong, lambda: PayloadError(text))
     return out
 
 
 def _decoded(body: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
+    from thinwire.codecs.kernels.fused import rans_reading as reading
+
     segments, streams, length = grid.segments, grid.streams, body.numel()
     per, each = segments // grid.planes, streams // grid.planes
 

@@ -1,4 +1,4 @@
-"""Calls of the compiled passes in ``kernels.c``; without a C compiler there are none, and numpy does the work."""
+"""Calls of the compiled passes in ``kernels.c``; without a C compiler numpy does the work."""
 
 from __future__ import annotations
 

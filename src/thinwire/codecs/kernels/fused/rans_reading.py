@@ -8,17 +8,27 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
-from thinwire.codecs.kernels.fused.rans_writing import exponent, precision
+from thinwire.codecs.kernels.fused.rans_writing import BYTES, NUMBERS, exponent, precision
 
 
 @triton.jit
-def _short(body, at, there):  # type: ignore[no-untyped-def]
+def _short(body: tl.tensor, at: tl.tensor, there: tl.tensor) -> tl.tensor:
     low = tl.load(body + at, mask=there, other=0).to(tl.int32)
     return low | tl.load(body + at + 1, mask=there, other=0).to(tl.int32) << 8
 
 
-@triton.jit
-def locate(body, offsets, wrong, length, segments, per, each, base, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=NUMBERS, do_not_specialize_on_alignment=BYTES)
+def locate(
+    body: tl.tensor,
+    offsets: tl.tensor,
+    wrong: tl.tensor,
+    length: tl.tensor,
+    segments: tl.tensor,
+    per: tl.tensor,
+    each: tl.tensor,
+    base: tl.tensor,
+    BLOCK: tl.constexpr,
+) -> None:
     """Find where segments begin, int64 [segments]; base is where the first does, within the length."""
     end = tl.zeros([1], tl.int64) + base
     for i in range(0, segments, BLOCK):
@@ -34,8 +44,17 @@ def locate(body, offsets, wrong, length, segments, per, each, base, BLOCK: tl.co
     tl.store(wrong + tl.arange(0, 1), 1, mask=end != length)
 
 
-@triton.jit
-def untabulate(body, offsets, starts, wrong, length, n, per, SEGMENT: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=NUMBERS, do_not_specialize_on_alignment=BYTES)
+def untabulate(
+    body: tl.tensor,
+    offsets: tl.tensor,
+    starts: tl.tensor,
+    wrong: tl.tensor,
+    length: tl.tensor,
+    n: tl.tensor,
+    per: tl.tensor,
+    SEGMENT: tl.constexpr,
+) -> None:
     """Read the table of a segment: where each symbol starts, int32 [segments, 257], and the sum behind.
 
     Of a segment of one symbol, that and -1 behind.
@@ -78,8 +97,8 @@ def untabulate(body, offsets, starts, wrong, length, n, per, SEGMENT: tl.constex
     tl.store(wrong, 1, mask=bad)
 
 
-@triton.jit
-def spread(starts, slots):  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=NUMBERS, do_not_specialize_on_alignment=BYTES)
+def spread(starts: tl.tensor, slots: tl.tensor) -> None:
     """Say of each slot what it stands for, int32 [segments, 4096]: symbol << 24 | frequency << 12 | place."""
     segment, slot = tl.program_id(0), tl.program_id(1) * 1024 + tl.arange(0, 1024)
     own = starts + segment * 257
@@ -93,17 +112,38 @@ def spread(starts, slots):  # type: ignore[no-untyped-def]
 
 
 @triton.jit
-def decode(  # type: ignore[no-untyped-def]
-    body, offsets, starts, slots, out, wrong, length, n, per, each, segments,
-    LANE: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+def _states(body: tl.tensor, at: tl.tensor, end: tl.tensor, lanes: tl.tensor) -> tl.tensor:
+    """Return the states of lanes, of which those that are not there, or too large, are too small."""
+    lane = tl.arange(0, 32)[None, :]
+    place = at[:, None] + 4 * lane
+    there = (lane < lanes[:, None]) & (place + 3 < end[:, None])
+    x = _short(body, place, there) | _short(body, place + 2, there) << 16
+    return tl.where(lane < lanes[:, None], x, 1 << 15)
+
+
+@triton.jit(do_not_specialize=NUMBERS, do_not_specialize_on_alignment=BYTES)
+def decode(
+    body: tl.tensor,
+    offsets: tl.tensor,
+    starts: tl.tensor,
+    slots: tl.tensor,
+    out: tl.tensor,
+    wrong: tl.tensor,
+    length: tl.tensor,
+    n: tl.tensor,
+    per: tl.tensor,
+    each: tl.tensor,
+    segments: tl.tensor,
+    LANE: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
     """Decode streams of a segment to uint8 [planes * n]."""
     STREAM: tl.constexpr = 32 * LANE
     segment, row = tl.program_id(0), tl.program_id(1) * ROWS + tl.arange(0, ROWS)
     plane, first = segment // per, segment % per * (4 * STREAM)
     offset = first + row * STREAM
-    symbols = tl.minimum(tl.maximum(n - offset, 0), STREAM)
-    target = out + (plane * n + offset)
+    symbols, target = tl.minimum(tl.maximum(n - offset, 0), STREAM), out + (plane * n + offset)
     exists = symbols > 0
     heads = 2 * segments + 2 * (plane * each + segment % per * 4)
     used = _short(body, heads + 2 * row, exists)
@@ -115,7 +155,8 @@ def decode(  # type: ignore[no-untyped-def]
         fill = tl.load(starts + segment * 257).to(tl.uint8)
         for i in range(0, STREAM, BLOCK):
             here = i + tl.arange(0, BLOCK)[None, :]
-            tl.store(target[:, None] + here, tl.zeros([ROWS, BLOCK], tl.uint8) + fill, mask=here < symbols[:, None])
+            inside = here < symbols[:, None]
+            tl.store(target[:, None] + here, tl.zeros([ROWS, BLOCK], tl.uint8) + fill, mask=inside)
         tl.store(wrong, 1, mask=tl.sum(used) > 0)
     else:
         end = tl.minimum(at + 2 * used, length)
@@ -123,12 +164,8 @@ def decode(  # type: ignore[no-untyped-def]
         lanes = (symbols + LANE - 1) // LANE
         lane = tl.arange(0, 32)[None, :]
         steps = tl.max((symbols + lanes - 1) // tl.maximum(lanes, 1))
-        there = (lane < lanes[:, None]) & (at[:, None] + 4 * lane + 3 < end[:, None])
-        source = body + (at[:, None] + 4 * lane)
-        x = _short(source, 0, there) | _short(source, 2, there) << 16
-        there = lane < lanes[:, None]
-        bad = there & (x < 1 << 15)
-        x = tl.where(there & (x >= 1 << 15), x, 1 << 15)
+        x = _states(body, at, end, lanes)
+        bad, x = x < 1 << 15, tl.maximum(x, 1 << 15)
         at += 4 * lanes
         own = slots + segment * 4096
         for step in range(steps):

@@ -1,7 +1,7 @@
 """Range coding, one way: symbols to tables and words. ``codecs/rans/grid.py`` has the layout and its numbers.
 
-A program has one segment, or some of its streams: a row of 32 lanes each. What a lane writes in a step has its
-place by how many lanes below it write too.
+A program has one segment, or some of its streams: a row of 32 lanes each. What a lane writes in a step has
+its place by how many lanes below it write too.
 """
 
 from __future__ import annotations
@@ -9,21 +9,43 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+NUMBERS = [
+    "n",
+    "per",
+    "each",
+    "segments",
+    "base",
+    "head",
+    "heads",
+    "room",
+    "length",
+]  # of any size: one kernel
+BYTES = ["symbols", "body", "out"]  # which may begin anywhere
+
 
 @triton.jit
-def precision(n):  # type: ignore[no-untyped-def]
+def precision(n: tl.tensor) -> tl.tensor:
     """Return the bits of the sum of the frequencies of n symbols, at most 2^17."""
-    return 8 + (n > 256).to(tl.int32) + (n > 512).to(tl.int32) + (n > 1024).to(tl.int32) + (n > 2048).to(tl.int32)
+    some = (n > 256).to(tl.int32) + (n > 512).to(tl.int32)
+    return 8 + some + (n > 1024).to(tl.int32) + (n > 2048).to(tl.int32)
 
 
 @triton.jit
-def exponent(x):  # type: ignore[no-untyped-def]
+def exponent(x: tl.tensor) -> tl.tensor:
     """Return floor(log2(x)) of whole numbers x >= 1 that float32 holds."""
     return (x.to(tl.float32).to(tl.int32, bitcast=True) >> 23) - 127
 
 
-@triton.jit
-def count(symbols, counts, n, per, SEGMENT: tl.constexpr, CHUNK: tl.constexpr, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=NUMBERS, do_not_specialize_on_alignment=BYTES)
+def count(
+    symbols: tl.tensor,
+    counts: tl.tensor,
+    n: tl.tensor,
+    per: tl.tensor,
+    SEGMENT: tl.constexpr,
+    CHUNK: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
     """Add to counts, int32 [segments, 256], how often each symbol is in a chunk of a segment."""
     segment = tl.program_id(0)
     first = segment % per * SEGMENT
@@ -39,24 +61,33 @@ def count(symbols, counts, n, per, SEGMENT: tl.constexpr, CHUNK: tl.constexpr, B
 
 
 @triton.jit
-def _shares(counts, scale, n):  # type: ignore[no-untyped-def]
+def _shares(counts: tl.tensor, scale: tl.tensor, n: tl.tensor) -> tl.tensor:
     return tl.where(counts > 0, tl.maximum((counts * scale + n // 2) // n, 1), 0)
 
 
 @triton.jit
-def _put(table, at, value, there):  # type: ignore[no-untyped-def]
+def _put(table: tl.tensor, at: tl.tensor, value: tl.tensor, there: tl.tensor) -> None:
     """Set bits of a table of zeros, from bit ``at`` on."""
     wide = value.to(tl.int64) << (at & 31).to(tl.int64)
     tl.atomic_or(table + (at >> 5), wide.to(tl.int32), mask=there)
     tl.atomic_or(table + (at >> 5) + 1, (wide >> 32).to(tl.int32), mask=there)
 
 
-@triton.jit
-def tabulate(counts, entries, tables, sizes, n, per, SEGMENT: tl.constexpr, TABLE: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=NUMBERS, do_not_specialize_on_alignment=BYTES)
+def tabulate(
+    counts: tl.tensor,
+    entries: tl.tensor,
+    tables: tl.tensor,
+    sizes: tl.tensor,
+    n: tl.tensor,
+    per: tl.tensor,
+    SEGMENT: tl.constexpr,
+    TABLE: tl.constexpr,
+) -> None:
     """Make of the counts of a segment its entries, table, and the bytes of that.
 
-    int32 [segments, 256]: frequency << 12 | start, 0 in a segment of one symbol; int32 [segments, TABLE], zeros
-    before; int32 [segments].
+    int32 [segments, 256]: frequency << 12 | start, 0 in a segment of one symbol; int32 [segments, TABLE],
+    zeros before; int32 [segments].
     """
     segment, symbol = tl.program_id(0), tl.arange(0, 256)
     length = tl.minimum(n - segment % per * SEGMENT, SEGMENT)
@@ -93,12 +124,29 @@ def tabulate(counts, entries, tables, sizes, n, per, SEGMENT: tl.constexpr, TABL
 
 
 @triton.jit
-def encode(  # type: ignore[no-untyped-def]
-    symbols, entries, sizes, words, used, n, per, each, LANE: tl.constexpr, ROWS: tl.constexpr
-):
+def _put_states(end: tl.tensor, lanes: tl.tensor, x: tl.tensor) -> None:
+    lane = tl.arange(0, 32)[None, :]
+    at = end[:, None] + 2 * (lane - lanes[:, None])
+    tl.store(at, x.to(tl.int16), mask=lane < lanes[:, None])
+    tl.store(at + 1, (x >> 16).to(tl.int16), mask=lane < lanes[:, None])
+
+
+@triton.jit(do_not_specialize=NUMBERS, do_not_specialize_on_alignment=BYTES)
+def encode(
+    symbols: tl.tensor,
+    entries: tl.tensor,
+    sizes: tl.tensor,
+    words: tl.tensor,
+    used: tl.tensor,
+    n: tl.tensor,
+    per: tl.tensor,
+    each: tl.tensor,
+    LANE: tl.constexpr,
+    ROWS: tl.constexpr,
+) -> None:
     """Code streams, each to end where its slot of words ends, and say how many words they are.
 
-    int16 [streams, 33 * LANE + 64]: a spare word before each slot's end keeps nothing; int32 [streams].
+    int16 [streams, 32 * LANE + 64]; int32 [streams].
     """
     STREAM: tl.constexpr = 32 * LANE
     segment, row = tl.program_id(0), tl.program_id(1) * ROWS + tl.arange(0, ROWS)
@@ -126,7 +174,7 @@ def encode(  # type: ignore[no-untyped-def]
     later = at - lanes[:, None]
     fits = (lane < lanes[:, None]) & (later >= 0)
     ahead = tl.load(symbol_at[:, None] + later, mask=fits, other=0).to(tl.int32)
-    for i in range(steps):
+    for _i in range(steps):
         coming = tl.load(own + ahead, mask=fits, other=0)
         after = later - lanes[:, None]
         next_fits = (lane < lanes[:, None]) & (after >= 0)
@@ -142,15 +190,22 @@ def encode(  # type: ignore[no-untyped-def]
         q = x // freq
         x = tl.where(there, (q << bits) + start + x - q * freq, x)
         entry, there, later, fits = coming, fits, after, next_fits
-    there = lane < lanes[:, None]
-    place = 2 * lane - 2 * lanes[:, None] - count[:, None]
-    tl.store(slot[:, None] + place, x.to(tl.int16), mask=there)
-    tl.store(slot[:, None] + place + 1, (x >> 16).to(tl.int16), mask=there)
+    _put_states(slot - count, lanes, x)
     tl.store(used + stream, count + 2 * lanes, mask=exists)
 
 
-@triton.jit
-def place(sizes, used, offsets, total, segments, per, each, base, BLOCK: tl.constexpr):  # type: ignore[no-untyped-def]
+@triton.jit(do_not_specialize=NUMBERS, do_not_specialize_on_alignment=BYTES)
+def place(
+    sizes: tl.tensor,
+    used: tl.tensor,
+    offsets: tl.tensor,
+    total: tl.tensor,
+    segments: tl.tensor,
+    per: tl.tensor,
+    each: tl.tensor,
+    base: tl.tensor,
+    BLOCK: tl.constexpr,
+) -> None:
     """Find where segments go, int64 [segments], in bytes, and how long all is, int64 [1]."""
     end = tl.zeros([1], tl.int64) + base
     for i in range(0, segments, BLOCK):
@@ -167,16 +222,29 @@ def place(sizes, used, offsets, total, segments, per, each, base, BLOCK: tl.cons
 
 
 @triton.jit
-def _short(out, at, value, room):  # type: ignore[no-untyped-def]
+def _short(out: tl.tensor, at: tl.tensor, value: tl.tensor, room: tl.tensor) -> None:
     tl.store(out + at, (value & 255).to(tl.uint8), mask=at < room)
     tl.store(out + at + 1, (value >> 8).to(tl.uint8), mask=at + 1 < room)
 
 
-@triton.jit
-def gather(  # type: ignore[no-untyped-def]
-    tables, sizes, words, used, offsets, out, n, per, each, head, heads, room,
-    LANE: tl.constexpr, TABLE: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
+@triton.jit(do_not_specialize=NUMBERS, do_not_specialize_on_alignment=BYTES)
+def gather(
+    tables: tl.tensor,
+    sizes: tl.tensor,
+    words: tl.tensor,
+    used: tl.tensor,
+    offsets: tl.tensor,
+    out: tl.tensor,
+    n: tl.tensor,
+    per: tl.tensor,
+    each: tl.tensor,
+    head: tl.tensor,
+    heads: tl.tensor,
+    room: tl.tensor,
+    LANE: tl.constexpr,
+    TABLE: tl.constexpr,
+    BLOCK: tl.constexpr,
+) -> None:
     """Write the table of a segment (in program 4 of each), or a stream, and what the heads say of it.
 
     ``head`` are the first bytes as a number, the lowest first; nothing is written from ``room`` on.
