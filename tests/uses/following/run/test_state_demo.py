@@ -74,13 +74,14 @@ def play(model: Path, tmp_path: Path) -> Any:
 
 @pytest.mark.slow
 def test_both_followers_end_with_the_trainers_bits(play: Any, tmp_path: Path):
-    command = play("--steps", 6)
+    command = play("--steps", 6, "--device", "cpu")
     processes = until(lambda: children(command.pid), "the trainer")
     assert command.wait() == 0, command.err
     gone(processes)
     (run,) = load_runs([tmp_path / "out"])
     record = run.record
     assert (record.status, record.identical) == ("done", True)
+    assert [there["device"] for there in record.environment["devices"]] == ["cpu"] * 3
     assert [v.version for v in run.metrics] == list(range(2, 14))
     assert {v.rate for v in run.metrics} == {1e-6, 1e-5}
     for log in record.followers.values():

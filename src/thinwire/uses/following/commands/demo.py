@@ -12,7 +12,7 @@ from thinwire.runs.terminal.typer_options import with_config
 from thinwire.types import ThinwireError
 from thinwire.uses.following.run.options import StateConfig
 
-STATE_SHOWN = ("model", "data", "link", "steps", "seed", "emulate", "out", "json", "quiet")
+STATE_SHOWN = ("model", "data", "device", "link", "steps", "seed", "emulate", "out", "json", "quiet")
 
 
 @with_config(StateConfig, without=tuple(n for n in StateConfig.names() if n not in STATE_SHOWN))

@@ -17,6 +17,7 @@ from thinwire.links.profile import Profile
 from thinwire.runs.data.batches import Batches
 from thinwire.runs.data.corpus import load_corpus
 from thinwire.runs.data.task import next_token_loss, pack
+from thinwire.runs.machine import devices
 from thinwire.runs.machine.processor import cores
 from thinwire.runs.models.families import import_transformers
 from thinwire.runs.models.model_source import ModelSource, resolve_model
@@ -31,6 +32,7 @@ from thinwire.uses.following.recipes import STATE, VALUES
 from thinwire.uses.following.run.gate import Gate
 from thinwire.uses.following.run.options import RATES, RECIPE, StateConfig
 
+CPU = torch.device("cpu")
 PATIENCE = 300.0  # seconds
 EVERY = 0.5  # seconds between two reports
 SEED, TEMPERATURE = 0, 0.8  # of what is written
@@ -40,23 +42,27 @@ ENOUGH = 4  # tokens that are prepared, in tokens that are trained on
 def run_rank(config: StateConfig) -> None:
     """Train and publish as the first rank, follow as another."""
     rank, _ = rank_and_world()
-    if rank == 0:
-        train(config)
-    else:
-        FollowerProcess(config, writes=rank == 1).run()
+    device = devices.own(config.device)
+    with devices.told():
+        if rank == 0:
+            train(config, device)
+        else:
+            FollowerProcess(config, device, writes=rank == 1).run()
 
 
-def train(config: StateConfig) -> None:
+def train(config: StateConfig, device: torch.device) -> None:
     """Fine-tune at each rate in turn, and publish after every step; version 1 is the base."""
     torch.set_num_threads(config.threads or max(1, cores()))
     source = resolve_model(config.model, None, trial=False)
-    job = Tuning(source, config.data, RATES[0], config.total, config.batch, config.seq, config.seed)
+    about = RATES[0], config.total, config.batch, config.seq, config.seed
+    job = Tuning(source, config.data, *about, device=device)
     token = secrets.token_bytes(16)
     options = STATE.parse(RECIPE).schemes[VALUES].options
     with Publisher(weights_of(job.model), config.host, 0, token, "state demo", **options) as publisher:
         publisher.publish(step=0)
         layout = publisher.history.layout
-        say("listening", port=publisher.port, token=token.hex(), nbytes=layout.nbytes, numel=layout.numel)
+        say("listening", port=publisher.port, token=token.hex(), nbytes=layout.nbytes, numel=layout.numel,
+            device=devices.facts(device))  # fmt: skip
         await_order("go", PATIENCE)
         for step in range(config.total):
             job.rate = RATES[step // config.steps]
@@ -75,11 +81,11 @@ def train(config: StateConfig) -> None:
 class FollowerProcess:
     """A follower's process: it uses the newest weights, and obeys orders about its connection."""
 
-    def __init__(self, config: StateConfig, writes: bool) -> None:
+    def __init__(self, config: StateConfig, device: torch.device, writes: bool) -> None:
         torch.set_num_threads(1)
-        self._config, self._writes = config, writes
+        self._config, self._device, self._writes = config, device, writes
         source = resolve_model(config.model, None, trial=False)
-        self._tokenizer, self._model = source.tokenizer, base_model(source, torch.bfloat16)
+        self._tokenizer, self._model = source.tokenizer, base_model(source, torch.bfloat16, device)
         port, token = await_order("follow", PATIENCE)
         self._gate = Gate(os.environ["MASTER_ADDR"], int(port), *throttle(config))
         self._follower = Follower("127.0.0.1", self._gate.port, bytes.fromhex(token), into=self._model)
@@ -89,7 +95,7 @@ class FollowerProcess:
 
     def run(self) -> None:
         """Follow until the order comes to finish, then say what is held."""
-        say("following")
+        say("following", device=devices.facts(self._device))
         self._reports.start()
         while (order := next_order(0.2))[:1] != ["finish"]:
             if order == ["cut"]:
@@ -148,8 +154,8 @@ def throttle(config: StateConfig) -> tuple[float | None, float]:
     return line.down, line.delay or 0.0
 
 
-def base_model(source: ModelSource, dtype: torch.dtype) -> Any:
-    """Return the model with weights cast to bfloat16, held as ``dtype``: the same values on every machine.
+def base_model(source: ModelSource, dtype: torch.dtype, device: torch.device = CPU) -> Any:
+    """Return the model with weights cast to bfloat16, held as ``dtype`` on a device: the same values on any.
 
     Buffers stay float32: they are no weights. Errors: ``InputError`` for a model without weights.
     """
@@ -158,7 +164,7 @@ def base_model(source: ModelSource, dtype: torch.dtype) -> Any:
     model = transformers.AutoModelForCausalLM.from_pretrained(source.weights, dtype=torch.float32)
     for x in model.parameters():
         x.data = x.data.to(torch.bfloat16).to(dtype)
-    return model.eval()
+    return model.eval().to(device)
 
 
 class Tuning:
@@ -168,9 +174,17 @@ class Tuning:
     """
 
     def __init__(
-        self, source: ModelSource, data: str, rate: float, steps: int, batch: int, seq: int, seed: int
+        self,
+        source: ModelSource,
+        data: str,
+        rate: float,
+        steps: int,
+        batch: int,
+        seq: int,
+        seed: int,
+        device: torch.device = CPU,
     ) -> None:
-        self.model = base_model(source, torch.float32)
+        self.model, self._device = base_model(source, torch.float32, device), device
         wanted = ENOUGH * steps * batch * seq
         self._blocks = pack(tokenise(source.tokenizer, *load_corpus(data).train, limit=wanted), seq)
         source.check_tokens(self._blocks)
@@ -188,7 +202,7 @@ class Tuning:
 
     def step(self) -> float:
         """Train on the next batch and return its loss in nats a token."""
-        ids = self._blocks[next(self._order)]
+        ids = self._blocks[next(self._order)].to(self._device)
         loss = next_token_loss(self.model(ids[:, :-1]).logits, ids[:, 1:])
         loss.backward()
         self._optimiser.step()
@@ -201,7 +215,7 @@ def write_on(model: Any, tokenizer: Any, prompt: str, tokens: int) -> str:
 
     Drawn, since the likeliest tokens of a model hardly change over some steps of training.
     """
-    ids = torch.tensor([tokenizer.encode(prompt, add_special_tokens=False)])
+    ids = torch.tensor([tokenizer.encode(prompt, add_special_tokens=False)], device=model.device)
     with torch.no_grad(), seeded(SEED):
         out = model.generate(
             ids,

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from thinwire.runs import options as shared
 from thinwire.runs.options import option
-from thinwire.runs.ranks.run_config import JOB, LINK, RunConfig
+from thinwire.runs.ranks.run_config import JOB, LINK, MACHINES, RunConfig
 from thinwire.types import InputError, require
 
 RECIPE = "cast:dtype=bf16"  # how the weights are published
@@ -28,6 +29,7 @@ class StateConfig(RunConfig):
     )
     out: str = option("runs/demo-state", JOB, "Folder of the run, which replaces one there.", metavar="DIR")
     link: str = option("10mbit,30ms", LINK, "Every process's link.", metavar="SHAPE")
+    device: str = shared.device(MACHINES)
     emulate: bool = option(True, LINK, "Emulate the network where that is possible.")
 
     join: float = option(0.3, EVENTS, "When the late follower joins.", least=0, most=1)

@@ -159,6 +159,7 @@ class StateRecorder:
         self.record, self.published = record, list[StateVersionMetrics]()
         self._writer = RunWriter(out, record)
         self._began = 0.0  # seconds since the epoch
+        self._devices = dict[int, dict[str, Any]]()  # by rank
 
     def begin(self) -> None:
         """Let time begin: the training does."""
@@ -174,6 +175,10 @@ class StateRecorder:
         words = {k: v for k, v in message.items() if k not in ("kind", "at")}
         at = message.get("at", 0.0) - self._began
         log = self.record.followers.get(who)
+        if "device" in message:
+            self._devices[NAMES.index(who)] = words.pop("device")
+            known = {"devices": [self._devices[rank] for rank in sorted(self._devices)]}
+            self.record.environment = self.record.environment | known
         if message["kind"] == "published":
             self._version(words, at)
         elif message["kind"] == "trained":
