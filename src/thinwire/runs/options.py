@@ -300,10 +300,10 @@ def device(panel: str = "") -> Any:
     return option(AUTO, panel, text, metavar="DEVICE", free=True, form=FORM, forms=TAKEN)
 
 
-def compute_dtype(panel: str = "", **about: Any) -> Any:
+def compute_dtype(panel: str = "", default: str = AUTO, **about: Any) -> Any:
     """Return the option of what a command computes in: what ``machine.devices.pick_dtype`` takes."""
     text = "What to compute in: float32, bfloat16, float16, or bf16 for short; auto: bf16 where that is fast."
-    return option(AUTO, panel, text, metavar="NAME", choices=DTYPES, **about)
+    return option(default, panel, text, metavar="NAME", choices=DTYPES, **about)
 
 
 def printed(what: str, panel: str = "") -> Any:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from federation import Federation, model, same, samples
+from other_device import DEVICE, Elsewhere
 from torch import Tensor, nn
 
 from thinwire.channels.memory import Delta
@@ -16,13 +17,17 @@ from thinwire.uses.federated.client import Client
 from thinwire.uses.federated.local_training import LocalSGD, Samples, TrainingError, classification
 from thinwire.uses.federated.parameters import Parameters, unpack_row
 from thinwire.uses.federated.residuals import ClientResiduals
-from thinwire.uses.federated.update_messages import VersionMessage
+from thinwire.uses.federated.update_messages import VersionForm, VersionMessage
 
 
 def issued(federation: Federation, client: int = 1) -> VersionMessage:
     """Return a version for a client that is asked alone."""
     federation.server.begin([client])
     return federation.server.issue(client)
+
+
+def asked(steps: int, rate: float = 0.1) -> VersionMessage:
+    return VersionMessage(1, 1, 0, 0, VersionForm.FULL, (), steps, rate, Raw())
 
 
 def test_a_turn_depends_on_weights_seed_id_and_sequence_alone() -> None:
@@ -166,3 +171,29 @@ def test_a_client_that_will_not_come_back_is_forgotten() -> None:
     version = issued(federation, 2)
     change = unpack_row(federation.residuals.encode(2, 9, torch.ones(1, 52), Raw()), 52, 2)
     assert torch.equal(change, torch.ones(1, 52)) and version.confirmed == 1
+
+
+@pytest.mark.parametrize("scale", [1.0, 1024.0])
+def test_a_turn_on_a_device_of_its_own_is_the_same_bits_and_waits_for_no_step(scale: float) -> None:
+    """The row goes there and comes back; losses are looked at once, after the last step."""
+    local = LocalSGD(momentum=0.5, clip=1.0)
+
+    def change(net: nn.Module) -> Tensor:
+        own = Client(0, net, samples(0), ClientResiduals(), seed=4, local=local, loss_scale=scale)
+        return own.change(asked(5), torch.linspace(-1, 1, own.values)[None])
+
+    wanted = change(model())
+    with Elsewhere() as seen:
+        net = model().to(DEVICE)
+        seen.clear()
+        found = change(net)
+        kinds = [wait.partition(" at ")[0] for wait in seen.waits]
+    assert torch.equal(found, wanted)
+    assert kinds.count("tolist") == 1 and seen.to_host == 1
+
+
+def test_training_that_diverges_on_a_card_names_the_step() -> None:
+    with Elsewhere():
+        own = Client(0, model().to(DEVICE), samples(0), ClientResiduals())
+        with pytest.raises(TrainingError, match="client 0, version 1: training diverged at local step 2: "):
+            own.change(asked(20, rate=3e38), torch.ones(1, own.values))

@@ -205,17 +205,15 @@ def told() -> Iterator[None]:
     """Raise what a device refuses in the block as one sentence that names the rank, an error of the tree."""
     try:
         yield
-    except ThinwireError:
-        raise
     except Exception as e:
-        error = device_trouble(e)
+        error = device_trouble(e) or device_trouble(e.__cause__)  # what training raised says in its own words
         if error is None:
             raise
         who = f"rank {os.environ['RANK']}: " if {"RANK", "WORLD_SIZE"} <= os.environ.keys() else ""
         raise type(error)(f"{who}{error}") from e
 
 
-def device_trouble(error: BaseException) -> ThinwireError | None:
+def device_trouble(error: BaseException | None) -> ThinwireError | None:
     """Return what a device's refusal means as an error of the tree; ``None`` for anything else.
 
     >>> device_trouble(RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB."))

@@ -24,6 +24,7 @@ class Client:
     ``residuals``. A turn depends on weights, ``seed``, id and sequence number alone, dropout included: it
     comes out the same in any process. ``loss`` takes the model and a batch of ``data``. ``copy``: where the
     versions are followed (default: a copy of its own). ``parameters``: the model's, where many share it.
+    ``loss_scale``: as of ``LocalSGD.run``. The model may be on any device; batches are brought there.
 
     >>> from thinwire.codecs import Raw
     >>> from thinwire.uses.federated.update_messages import VersionForm
@@ -47,9 +48,11 @@ class Client:
         seed: int = 0,
         copy: ModelCopy | None = None,
         parameters: Parameters | None = None,
+        loss_scale: float = 1.0,
     ) -> None:
         self.id, self.data, self.residuals = id, data, residuals
         self._model, self._loss, self._local, self._seed = model, loss, local or LocalSGD(), seed
+        self._loss_scale = loss_scale
         self._parameters = parameters or Parameters(model)
         self._copy = copy or ModelCopy(self._parameters.numel)
         self.sequence = 0  # of the last update; to be told to the server with each request
@@ -110,7 +113,7 @@ class Client:
         self._parameters.write(start)
         stood = self._parameters.stands()
         with seeded(seed):
-            self._local.run(self._model, self._loss, batches, version.rate, who)
+            self._local.run(self._model, self._loss, batches, version.rate, who, self._loss_scale)
         self._parameters.check_kept(stood)
         change = start - self._parameters.read()
         check_finite(float(change.sum()), who, version.steps, version.rate)

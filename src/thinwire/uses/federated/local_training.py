@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from thinwire.spec import Spec
 from thinwire.types import InputError, ThinwireError, require
 
+_CPU = torch.device("cpu")
 Loss = Callable[[nn.Module, Any], Tensor]  # of one batch, a scalar
 
 
@@ -41,26 +42,42 @@ class LocalSGD(Spec):
             value = getattr(self, name)
             require(value >= 0, InputError, f"{name}={value} is below 0; give 0 or more")
 
-    def run(self, model: nn.Module, loss: Loss, batches: Iterable[Any], rate: float, who: str) -> None:
-        """Take a step at the step size ``rate`` for each batch.
+    def run(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        batches: Iterable[Any],
+        rate: float,
+        who: str,
+        loss_scale: float = 1.0,
+    ) -> None:
+        """Take a step at the step size ``rate`` for each batch, which is brought to the model's device.
 
+        ``loss_scale``: the loss is multiplied by it for the gradients, and they are divided by it: float16
+        would round small ones to zero.
         Errors: ``TrainingError`` naming ``who`` and the step, at the first loss that is no finite number, or
-        with whatever ``loss`` raised as its cause.
+        with whatever ``loss`` raised as its cause. On a card losses are looked at once all steps are done.
         """
         parameters = [p for p in model.parameters() if p.requires_grad]
         speeds: dict[int, Tensor] = {}  # of parameters, by their place
+        device = parameters[0].device if parameters else _CPU
         model.train()
-        step = 0
+        step, losses = 0, list[Tensor]()
         try:
             for step, batch in enumerate(batches, 1):
                 for p in parameters:
                     p.grad = None
-                found = loss(model, batch)
-                check_finite(float(found.detach()), who, step, rate)
-                found.backward()
+                found = loss(model, placed(batch, device))
+                losses.append(found.detach())
+                if device.type == "cpu":
+                    _look_at(losses, who, step, rate)
+                (found * loss_scale if loss_scale != 1 else found).backward()
+                if loss_scale != 1:
+                    torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], 1 / loss_scale)
                 if self.clip:
                     nn.utils.clip_grad_norm_(parameters, self.clip)
                 self._move(parameters, speeds, rate)
+            _look_at(losses, who, step, rate)
         except ThinwireError:
             raise
         except Exception as e:
@@ -78,6 +95,29 @@ class LocalSGD(Spec):
                     speeds[i] = speeds[i].mul_(self.momentum).add_(move) if i in speeds else move.clone()
                     move = speeds[i]
                 p.add_(move, alpha=-rate)
+
+
+def placed(batch: Any, device: torch.device) -> Any:
+    """Return a batch, a tensor or tensors in tuples, lists and dicts, on a device; anything else as it is.
+
+    >>> placed([torch.ones(1), "text"], torch.device("meta"))
+    [tensor(..., device='meta', size=(1,)), 'text']
+    """
+    if isinstance(batch, Tensor):
+        return batch.to(device, non_blocking=True)
+    if isinstance(batch, Mapping):
+        return {key: placed(value, device) for key, value in batch.items()}
+    if type(batch) in (tuple, list):
+        return type(batch)(placed(value, device) for value in batch)
+    return batch
+
+
+def _look_at(losses: list[Tensor], who: str, step: int, rate: float) -> None:
+    """Check the losses of the last steps, up to ``step``, and forget them: one wait for a card."""
+    first = step - len(losses) + 1
+    for number, value in enumerate(torch.stack(losses).tolist() if losses else (), first):
+        check_finite(value, who, number, rate)
+    losses.clear()
 
 
 def check_finite(value: float, who: str, step: int, rate: float) -> None:

@@ -90,6 +90,7 @@ class Parameters:
         """Copy [1, N] into the parameters, which do not share its memory. Errors: ``InputError``."""
         wrong = f"a row of shape {list(row.shape)} for a model of {self.numel} values; give [1, {self.numel}]"
         require(row.shape == (1, self.numel), InputError, wrong)
+        row = row.to(self._parameters[0].device)  # in one copy
         parts = row.reshape(-1).split([p.numel() for p in self._parameters])
         with torch.no_grad():
             for p, part in zip(self._parameters, parts, strict=True):

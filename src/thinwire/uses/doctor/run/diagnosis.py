@@ -8,6 +8,7 @@ import shutil
 import sys
 from collections.abc import Callable
 from contextlib import suppress
+from typing import TYPE_CHECKING
 
 import zmq
 
@@ -23,6 +24,9 @@ from thinwire.runs.records.progress import megabytes
 from thinwire.state import native as state_passes
 from thinwire.types import InputError, ThinwireError
 from thinwire.uses.doctor.run.check import BROKEN, LACKS, OK, Check
+
+if TYPE_CHECKING:
+    import torch
 
 OLDEST, NEWEST = (2, 11), (2, 15)  # torch that was tested
 EXTRAS = {
@@ -54,6 +58,7 @@ def diagnose() -> list[Check]:
         _python,
         _torch,
         _processor,
+        _gpus,
         _memory,
         _disk,
         _smollm,
@@ -66,7 +71,7 @@ def diagnose() -> list[Check]:
         _tcp,
     )
     checks = [check() for check in single]
-    return checks[:5] + [_extra(name) for name in EXTRAS] + checks[5:]
+    return checks[:6] + [_extra(name) for name in EXTRAS] + checks[6:]
 
 
 def _python() -> Check:
@@ -92,6 +97,32 @@ def _processor() -> Check:
     return Check(
         "processor", OK, f"{machine.cpu_model()}, {machine.cores()} cores; {dtype} by default: {reason}"
     )
+
+
+def _gpus() -> Check:
+    import torch
+
+    driver, built = devices.driver(), torch.version.cuda
+    if not torch.cuda.is_available():
+        if driver is None:
+            return Check("GPU", OK, "none that torch can use, so all is computed on the processor")
+        if built is None:
+            found = f"driver {driver}, but torch {torch.__version__} is built without CUDA"
+            return Check("GPU", LACKS, found, "install torch with CUDA, as pytorch.org says")
+        return Check("GPU", LACKS, f"driver {driver} does not serve CUDA {built}", "update NVIDIA's driver")
+    cards = [torch.device(devices.CUDA, n) for n in range(torch.cuda.device_count())]
+    words = [f"{', '.join(map(_card, cards))}; driver {driver or 'unknown'}, CUDA {built}"]
+    if (version := devices.triton()) is not None:
+        return Check("GPU", OK, "; ".join([*words, f"Triton {version}"]))
+    words.append("no Triton, without which coding on a card takes several times as long")
+    return Check("GPU", LACKS, "; ".join(words), "pip install triton")
+
+
+def _card(device: torch.device) -> str:
+    found = devices.facts(device)
+    free = devices.free_bytes(device) or 0
+    size = f"{megabytes(found['memory_bytes'])}, {megabytes(free)} of it free"
+    return f"{device} {found['name']} ({size}, compute capability {found['capability']})"
 
 
 def _memory() -> Check:

@@ -8,7 +8,7 @@ from thinwire.runs.machine.standard_streams import tell
 from thinwire.runs.terminal.typer_options import with_config
 from thinwire.uses.federated.run.options import FederatedConfig
 
-FEDERATED_SHOWN = ("until", "budget", "seeds", "workers", "out", "json", "quiet")
+FEDERATED_SHOWN = ("until", "budget", "seeds", "device", "dtype", "workers", "out", "json", "quiet")
 FEDERATED_DEMO: dict[str, Any] = {
     "methods": "fedavg fedbuff fedluck thinwire",
     "data": "fashion-mnist",

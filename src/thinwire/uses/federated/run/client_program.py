@@ -25,6 +25,7 @@ from thinwire.uses.federated.remote.remote_client import RemoteClient
 from thinwire.uses.federated.residuals import ClientResiduals
 from thinwire.uses.federated.run.client_models import build_model
 from thinwire.uses.federated.run.datasets import Dataset, load_dataset
+from thinwire.uses.federated.run.federated_setup import compute_of, training_in
 from thinwire.uses.federated.run.options import FederatedConfig, JoinConfig
 from thinwire.uses.federated.run.partitioner import Partitioner
 from thinwire.uses.federated.update_messages import VersionForm, VersionMessage
@@ -62,11 +63,12 @@ def make_client(config: JoinConfig, terms: Mapping[str, Any], data: Dataset) -> 
     asked = ServerTerms.read(terms)
     name = _model(config, asked.model)
     asked.check(data, f"--data {config.data}", name)
-    model = build_model(name, data.shape, asked.classes, asked.seed)
+    compute = compute_of(config)
+    model = build_model(name, data.shape, asked.classes, asked.seed).to(compute.device)
     asked.check_count(Parameters(model).numel)
     residuals = ClientResiduals(ErrorFeedback() if asked.feedback else NoMemory())
     samples = own_samples(data, _part(config, data, asked.seed), asked.batch)
-    return Client(asked.client, model, samples, residuals, seed=asked.seed)
+    return Client(asked.client, model, samples, residuals, seed=asked.seed, **training_in(compute))
 
 
 def own_samples(data: Dataset, part: Tensor, batch: int) -> Samples:

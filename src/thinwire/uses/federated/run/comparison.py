@@ -80,7 +80,7 @@ def folder_of(config: FederatedConfig, name: str, seed: int) -> Path:
 
 
 def _trainer(setup: Setup) -> Trainer:
-    count = workers_of(setup.config)
+    count = workers_of(setup.config, setup.on.device)
     return InProcessTrainer(setup.compute) if count == 1 else TrainerPool(setup.config, setup.seed, count)
 
 

@@ -33,7 +33,7 @@ from thinwire.uses.federated.remote.remote_client import RemoteClient
 from thinwire.uses.federated.residuals import ClientResiduals
 from thinwire.uses.federated.run.client_program import own_samples, step_seconds
 from thinwire.uses.federated.run.federated_recorder import digest, lengths, new_server
-from thinwire.uses.federated.run.federated_setup import Setup
+from thinwire.uses.federated.run.federated_setup import Setup, training_in
 from thinwire.uses.federated.run.fleet import Fleet, VirtualDevice
 from thinwire.uses.federated.run.options import FederatedConfig, ServeConfig
 from thinwire.uses.federated.run.record import FederatedRecord
@@ -219,7 +219,8 @@ def take_part(config: DeployConfig, client: int) -> None:
     setup = Setup.of(learning, config.seed)
     method = parse_federated_recipe(learning.ways[0]).schemes[METHOD]
     samples = own_samples(setup.data, setup.parts[client], learning.batch)
-    own = TimedClient(client, setup.model, samples, ClientResiduals(method.memory), seed=config.seed)
+    residuals, how = ClientResiduals(method.memory), training_in(setup.on)
+    own = TimedClient(client, setup.model, samples, residuals, seed=config.seed, **how)
     port, token = await_order("join", PATIENCE)
     spoke = Spoke.connect(os.environ["MASTER_ADDR"], int(port), token=token.encode())
     try:

@@ -58,7 +58,7 @@ class FederatedRecorder:
         self.record = FederatedRecord(
             recipe=RecipeText(name, spec),
             config=self._config.to_dict() | {"methods": name},
-            environment=environment("fp32", 1),
+            environment=environment(self._config.dtype, 1, setup.on.device),
             seed=setup.seed,
             counts=setup.counts,
             notes=[*setup.data.notes, *([SOME] if setup.looks_at_some else [])],

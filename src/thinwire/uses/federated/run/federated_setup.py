@@ -5,19 +5,22 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
 from thinwire.codecs import Raw
 from thinwire.heads import F64, U64, Head
+from thinwire.runs.machine import devices
+from thinwire.runs.machine.compute import ON_CPU, Compute
 from thinwire.uses.federated.client import Client
-from thinwire.uses.federated.local_training import Samples
+from thinwire.uses.federated.local_training import Samples, classification
 from thinwire.uses.federated.parameters import Parameters
 from thinwire.uses.federated.residuals import ClientResiduals
 from thinwire.uses.federated.run.client_models import build_model
 from thinwire.uses.federated.run.datasets import Dataset, load_dataset
-from thinwire.uses.federated.run.options import FederatedConfig
+from thinwire.uses.federated.run.options import FederatedConfig, JoinConfig
 from thinwire.uses.federated.run.partitioner import Partitioner, counts
 from thinwire.uses.federated.update_messages import VersionForm, VersionMessage
 
@@ -45,13 +48,23 @@ class Setup:
     data: Dataset
     parts: tuple[Tensor, ...]  # whose samples are whose
     model: nn.Module
+    on: Compute = ON_CPU
 
     @classmethod
     def of(cls, config: FederatedConfig, seed: int, data: Dataset | None = None) -> Setup:
         """Return the setup; ``data`` where they are read already. Errors: ``InputError``."""
         data = data or load_dataset(config.data)
         parts = Partitioner.parse(config.split).deal(data, config.clients, seed)
-        return cls(config, seed, data, parts, build_model(config.model, data.shape, data.classes, seed))
+        return cls.alone(config, seed, data, parts)
+
+    @classmethod
+    def alone(
+        cls, config: FederatedConfig, seed: int, data: Dataset, parts: tuple[Tensor, ...] = ()
+    ) -> Setup:
+        """Return the setup of these parts, none for a server alone. Errors: ``InputError``."""
+        on = compute_of(config)
+        model = build_model(config.model, data.shape, data.classes, seed).to(on.device)
+        return cls(config, seed, data, parts, model, on)
 
     def __post_init__(self) -> None:
         self.parameters = Parameters(self.model)
@@ -78,6 +91,7 @@ class Setup:
                 residuals,
                 seed=self.seed,
                 parameters=self.parameters,
+                **training_in(self.on),
             )
             for i, part in enumerate(self.parts)
         }
@@ -110,6 +124,24 @@ class Setup:
             inputs, labels = inputs[self._drawn], labels[self._drawn]
         self.parameters.write(weights)
         self.model.eval()
-        with torch.no_grad():
-            named = [self.model(self.data.prepare(some)).argmax(1) for some in inputs.split(AT_ONCE)]
-        return float((torch.cat(named) == labels).float().mean())
+        device = self.on.device
+        with torch.no_grad(), self.on.autocast():
+            given = (self.data.prepare(some).to(device) for some in inputs.split(AT_ONCE))
+            named = [self.model(some).argmax(1) for some in given]
+        return float((torch.cat(named) == labels.to(device)).float().mean())
+
+
+def compute_of(config: FederatedConfig | JoinConfig) -> Compute:
+    """Return where and in what a process computes, to the same bits as others on such a card."""
+    torch.backends.cudnn.deterministic = True  # else its convolutions add in whatever order is done first
+    return Compute.of(devices.own(config.device), config.dtype)
+
+
+def training_in(compute: Compute) -> dict[str, Any]:
+    """Return how a client trains: the loss in the dtype of compute; weights and sums stay float32."""
+
+    def loss(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        with compute.autocast():
+            return classification(model, batch)
+
+    return {"loss": loss, "loss_scale": compute.loss_scale}

@@ -54,6 +54,8 @@ class FederatedConfig(Options):
     steps: int = option(5, LEARNING, "Local steps of a turn.", metavar="N", least=1, most=10**4)
     batch: int = option(20, LEARNING, "Samples of a local step.", metavar="N", least=1, most=10**5)
     lr: float = option(0.05, LEARNING, "Step size of local steps.", metavar="RATE", above=0, most=100)
+    device: str = shared.device(LEARNING)
+    dtype: str = shared.compute_dtype(LEARNING, "fp32")
     decay: float = option(
         0.0, LEARNING, "Step size of version t: LR / (1 + DECAY t).", metavar="DECAY", least=0, most=100
     )
@@ -98,7 +100,13 @@ class FederatedConfig(Options):
         free=True,
     )
     workers: int = option(
-        0, OUTPUT, "Processes that compute; 0 takes one a core.", metavar="N", least=0, most=256, free=True
+        0,
+        OUTPUT,
+        "Processes that compute; 0 takes one a core, on a GPU one.",
+        metavar="N",
+        least=0,
+        most=256,
+        free=True,
     )
     out: str = option("runs/federated", OUTPUT, "Folder of the runs, which replaces those there.", free=True)
     quiet: bool = shared.quiet(OUTPUT)
@@ -242,6 +250,8 @@ class JoinConfig(Options):
         300.0, MACHINES, "Give up after so long without a sign of the server.", metavar="SECONDS", above=0
     )
     threads: int = option(0, MACHINES, "Compute threads; 0 takes all cores.", metavar="N", least=0, most=1024)
+    device: str = shared.device(MACHINES)
+    dtype: str = shared.compute_dtype(MACHINES, "fp32")
     quiet: bool = shared.quiet(OUTPUT, "Say nothing on the way.")
 
     def validate(self) -> None:

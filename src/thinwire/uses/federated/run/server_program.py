@@ -17,7 +17,6 @@ from thinwire.uses.federated.journal import WitnessedServer
 from thinwire.uses.federated.parameters import Parameters
 from thinwire.uses.federated.recipes import METHOD, Method, parse_federated_recipe
 from thinwire.uses.federated.remote.remote_server import RemoteServer
-from thinwire.uses.federated.run.client_models import build_model
 from thinwire.uses.federated.run.datasets import load_dataset
 from thinwire.uses.federated.run.federated_recorder import FederatedRecorder, Told, new_server
 from thinwire.uses.federated.run.federated_setup import Setup
@@ -38,7 +37,7 @@ class FederationServer:
         self._recipe = parse_federated_recipe(name)
         self.method: Method = self._recipe.schemes[METHOD]
         data = load_dataset(config.data)
-        self.setup = Setup(config, seed, data, (), build_model(config.model, data.shape, data.classes, seed))
+        self.setup = Setup.alone(config, seed, data)
         kind = WitnessedServer if journal else Server
         self.server = new_server(self.setup, name, self._recipe, kind)
         self.wire: dict[str, int] = {}  # bytes over the hub's sockets, once it has ended

@@ -20,6 +20,7 @@ from typing import IO, Any, Protocol
 import torch
 from torch import Tensor
 
+from thinwire.runs.machine.devices import is_card, told
 from thinwire.runs.machine.processor import cores, resident_peak
 from thinwire.types import ThinwireError, require
 from thinwire.uses.federated.local_training import TrainingError
@@ -77,15 +78,16 @@ class TrainerPool:
 
     def __init__(self, config: FederatedConfig, seed: int, count: int) -> None:
         self._command = [sys.executable, "-m", WORKER, config.to_json(), str(seed)]
-        self._workers = [self._new_worker() for _ in range(count)]
+        self._workers = [self._new_worker(place) for place in range(count)]
         self._idle: SimpleQueue[Worker] = SimpleQueue()
         for worker in self._workers:
             self._idle.put(worker)
         self._threads = ThreadPoolExecutor(count, "federated worker")
         self._under_way: set[Future[Tensor]] = set()
 
-    def _new_worker(self) -> Worker:
-        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": dict(os.environ)}
+    def _new_worker(self, place: int) -> Worker:
+        there = os.environ | {"LOCAL_RANK": str(place)}  # by which it takes its turn of the cards
+        pipes: Any = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": there}
         return subprocess.Popen(self._command, **pipes)
 
     def start(self, turn: LocalTurn, weights: Tensor) -> Change:
@@ -102,7 +104,7 @@ class TrainerPool:
         for i, worker in enumerate(self._workers):
             if late or worker.poll() is not None:
                 _end(worker)
-                self._workers[i] = self._new_worker()
+                self._workers[i] = self._new_worker(i)
         wait(late)
         self._idle = SimpleQueue()
         for worker in self._workers:
@@ -141,9 +143,9 @@ def one_thread() -> Iterator[None]:
         torch.set_num_threads(before)
 
 
-def workers_of(config: FederatedConfig) -> int:
-    """Return how many processes compute: as asked, or one a core."""
-    return config.workers or cores()
+def workers_of(config: FederatedConfig, device: torch.device) -> int:
+    """Return how many processes compute: as asked, or one a core; one alone where all would share a card."""
+    return config.workers or (1 if is_card(device) else cores())
 
 
 def _end(worker: Worker) -> None:
@@ -208,7 +210,8 @@ def main(text: str, seed: str) -> None:
 
 def _answer(answers: IO[bytes], setup: Setup, turn: LocalTurn, weights: Tensor) -> None:
     try:
-        change = setup.compute(turn, weights)
+        with told():
+            change = setup.compute(turn, weights)
     except ThinwireError as e:
         text = str(e).encode()
         answers.write(ANSWER.pack(1, len(text)) + text)
