@@ -43,6 +43,8 @@ class PackConfig(Options):
     calibration_data: str | None = option(
         None, MODELS, "A text by name or path, which shows what matters.", metavar="TEXT", old="calibrate"
     )
+    device: str = shared.device(MODELS)
+    dtype: str = shared.compute_dtype(MODELS, "fp32")
     base: str | None = option(
         None, MODELS, "Keep the plan of an earlier version's packed file.", metavar="OLD", old="like"
     )

@@ -7,9 +7,11 @@ from pathlib import Path
 import pytest
 import torch
 import transformers
+from other_device import DEVICE, Elsewhere
 from packed_models import CONFIGS
 from torch import Tensor, nn
 
+from thinwire.uses.models.moments import Moments
 from thinwire.uses.models.run import layerwise
 from thinwire.uses.models.run.calibration import Calibration, is_linear
 from thinwire.uses.models.run.layerwise import compute_wide, losses
@@ -81,3 +83,29 @@ def test_a_model_of_16_bits_computes_in_32_and_stays_as_small() -> None:
         assert torch.allclose(losses(small, IDS), losses(wide, IDS), rtol=1e-5)
         kept = [p for n, p in small.named_parameters() if ".layers." in n or ".h." in n]
         assert kept and all(p.dtype == torch.bfloat16 for p in kept)
+
+
+@pytest.mark.parametrize("kind", ["llama", "gpt2"])
+def test_a_model_on_a_device_of_its_own_says_the_same(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """No tensor of the processor meets the model's; moments come back to the processor."""
+    monkeypatch.setenv("THINWIRE_CACHE", str(tmp_path))
+
+    def said(device: torch.device) -> tuple[dict[str, Moments], Tensor]:
+        model = made(kind).to(device)
+        model.tie_weights()  # a real device keeps them tied
+        compute_wide(model)
+        calibration = Calibration(model)
+        calibration.read(IDS)
+        return dict(calibration.moments()), losses(model, IDS).cpu()
+
+    wanted, loss = said(torch.device("cpu"))
+    with Elsewhere():
+        found, there = said(DEVICE)
+    torch.testing.assert_close(there, loss)  # attention takes another of torch's ways there
+    assert found.keys() == wanted.keys()
+    for name, own in wanted.items():
+        torch.testing.assert_close(found[name].rows, own.rows, rtol=1e-3, atol=1e-6)
+        top = float(own.columns.abs().max())
+        torch.testing.assert_close(found[name].columns, own.columns, rtol=1e-3, atol=1e-5 * top)

@@ -18,6 +18,7 @@ if TYPE_CHECKING:
 
 SCENES = (".ply", ".spz", ".sog", ".splat", ".json")  # how names of scenes end
 WEIGHTS = ".safetensors"
+KEPT = ("bits", "codes", "calibration_data", "device", "dtype")  # options in the record, besides the target
 WORST = 5  # tensors that are named
 
 
@@ -43,7 +44,8 @@ def pack_model(source: Path, out: Path, config: PackConfig) -> None:
     require(not config.codes or out.suffix == WEIGHTS, InputError, told)
     base = None if config.base is None else Path(config.base)
     with nullcontext() if report is None else holding(report, "--report"):
-        packed, record = pack(ModelPacking(str(source), most, config.bits, base, config.calibration_data))
+        text, where = config.calibration_data, (config.device, config.dtype)
+        packed, record = pack(ModelPacking(str(source), most, config.bits, base, text, *where))
         record.packed_nbytes = sent = write_packed(packed, out, config.codes)
         if config.codes:
             sent = published_nbytes(packed)
@@ -53,7 +55,7 @@ def pack_model(source: Path, out: Path, config: PackConfig) -> None:
         if shape is not None:
             record = predicted(record, shape, sent)
         record.config = {"model": str(source), "target": most}
-        record.config |= {name: getattr(config, name) for name in ("bits", "codes", "calibration_data")}
+        record.config |= {name: getattr(config, name) for name in KEPT}
         record.config["base"] = base and str(base)
         if report is not None:
             from thinwire.runs.report.page import leave_report

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from thinwire.files.base import at_home
 from thinwire.files.checkpoint import SINGLE, SUFFIX, Stored, files_of, folder_of, write_checkpoint
 from thinwire.runs.data.corpus import load_corpus
+from thinwire.runs.machine.compute import ON_CPU, Compute
+from thinwire.runs.machine.devices import check_room, device_trouble
 from thinwire.runs.models.families import Conversion, import_transformers, meta_model
 from thinwire.runs.models.model_source import SMOLLM, check_tokens, resolve_model, tokenizer_of
 from thinwire.runs.models.smollm import smollm_folder
@@ -33,7 +35,7 @@ from thinwire.uses.models.companions import (
     weights_name,
 )
 from thinwire.uses.models.run.calibration import WINDOW, Calibration, longest_of, swaps
-from thinwire.uses.models.run.layerwise import compute_wide
+from thinwire.uses.models.run.layerwise import compute_wide, perplexity
 from thinwire.uses.models.run.scratch_files import Waiting
 from thinwire.uses.models.weights_to_pack import Model
 
@@ -101,6 +103,7 @@ class CalibratedModel(NamedTuple):
     tokenizer: Any
     names: Mapping[str, str]  # of the model's own parameters, by those in files
     folder: Path
+    compute: Compute = ON_CPU
 
     def resting(self) -> CalibratedModel:
         """Return it without the net, which takes as much memory as what is coded meanwhile."""
@@ -108,8 +111,13 @@ class CalibratedModel(NamedTuple):
 
     def awake(self) -> CalibratedModel:
         """Return it with the net of the folder again, and without what its text said of weights."""
-        net = _loaded(self.folder, kept_in(self.model.tensors))
+        net = _loaded(self.folder, kept_in(self.model.tensors), self.compute)
         return self._replace(net=net, model=Model({}))
+
+    def perplexity(self) -> float:
+        """Return the perplexity of the tokens held out, computed in the dtype of compute."""
+        with self.compute.autocast():
+            return perplexity(self.net, self.heldout)
 
     def put(self, tensors: Mapping[str, Tensor]) -> None:
         """Give the model weights, by the names in files."""
@@ -130,30 +138,36 @@ def _again(folder: Path, tensors: Mapping[str, Tensor], dtype: torch.dtype) -> A
             if not file.name.endswith(f"{SUFFIX}.index.json"):
                 shutil.copy(file, work)
         write_checkpoint(Path(work) / SINGLE, dict(tensors), {})
-        return _loaded(Path(work), dtype)
+        return _loaded(Path(work), dtype, ON_CPU)
 
 
-def read_text_with(source: Source, text: str) -> CalibratedModel:
-    """Return what a text, by name or path, says of a model's matrices. Errors: ``InputError``."""
+def read_text_with(source: Source, text: str, compute: Compute = ON_CPU) -> CalibratedModel:
+    """Return what a text, by name or path, says of a model's matrices. Errors: ``InputError``.
+
+    The model runs on the device of ``compute``; what is said of its matrices is on the processor.
+    """
     if source.folder is None:
         raise InputError(f"--calibration-data needs a model's folder, and {source.name} is none")
     Model(source.tensors)  # before what takes long: tensors that cannot be packed are refused
     tokenizer = tokenizer_of(source.folder, source.name)
     check_causal(source.folder, source.name)
-    net = _loaded(source.folder, kept_in(source.tensors))
+    net = _loaded(source.folder, kept_in(source.tensors), compute)
     read, heldout = windows_of(net, tokenizer, text, source.name)
     calibration = Calibration(net)
     try:
-        check_looks_back(net, read[0], source.name)
-        calibration.read(read)
+        check_looks_back(net, read[0].to(compute.device), source.name)
+        with compute.autocast():
+            calibration.read(read)
     except InputError:
         raise
     except WRONG_VALUES as e:  # it loads and cannot run: more experts a token than there are, say
+        if (trouble := device_trouble(e)) is not None:
+            raise trouble from e
         told = f"{source.name} cannot read a text: {_why(e)}; repair it, or {WITHOUT}"
         raise InputError(told) from e
     names = names_of(source, net)
     model = described(source, net, calibration.moments(), names)
-    return CalibratedModel(net, model, heldout, read.numel(), tokenizer, names, source.folder)
+    return CalibratedModel(net, model, heldout, read.numel(), tokenizer, names, source.folder, compute)
 
 
 def kept_in(tensors: Mapping[str, Tensor]) -> torch.dtype:
@@ -162,7 +176,7 @@ def kept_in(tensors: Mapping[str, Tensor]) -> torch.dtype:
     return found.pop() if found in ({torch.bfloat16}, {torch.float16}) else torch.float32
 
 
-def _loaded(folder: Path, dtype: torch.dtype) -> Any:
+def _loaded(folder: Path, dtype: torch.dtype, compute: Compute) -> Any:
     """Return the model of a folder, without the bars that transformers draws: it computes in float32."""
     transformers = import_transformers()
     logging = transformers.utils.logging
@@ -179,6 +193,9 @@ def _loaded(folder: Path, dtype: torch.dtype) -> Any:
     absent = sorted(found["missing_keys"])
     told = f"{folder} has no {absent[:1]}, which its model needs; repair it, or {WITHOUT}"
     require(not absent, InputError, told)
+    device = compute.device
+    check_room(device, sum(p.numel() * p.element_size() for p in net.parameters()), f"the model in {folder}")
+    net.to(device)
     compute_wide(net)
     return net.eval()
 

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from thinwire.runs.machine.processor import hand_back
 from thinwire.types import InputError, require
 from thinwire.uses.models.moments import Moments
-from thinwire.uses.models.run.layerwise import LayerCall, rest, told, widened
+from thinwire.uses.models.run.layerwise import LayerCall, device_of, rest, told, widened
 from thinwire.uses.models.run.scratch_files import KeptMoments, Scratch, Waiting
 from thinwire.uses.models.tensors import power_of
 
@@ -27,9 +27,9 @@ class Sums:
     Of the matrix over 2 ** ``power``, as it is coded: squares of what a very large one gets are no numbers.
     """
 
-    def __init__(self, rows: int, columns: int, power: int) -> None:
-        self.rows, self._power = torch.zeros(rows), power
-        self.columns = torch.zeros(columns, columns)
+    def __init__(self, rows: int, columns: int, power: int, device: torch.device) -> None:
+        self.rows, self._power = torch.zeros(rows, device=device), power
+        self.columns = torch.zeros(columns, columns, device=device)
 
     def add_linear(self, x: Tensor, g: Tensor) -> None:
         """Add inputs [tokens, columns] and gradients of the outputs [tokens, rows]."""
@@ -39,7 +39,7 @@ class Sums:
 
     def add_lookup(self, ids: Tensor, g: Tensor) -> None:
         """Add rows looked up [tokens], and gradients of what was found [tokens, columns]."""
-        self.rows.index_add_(0, ids, torch.ones(len(ids)))
+        self.rows.index_add_(0, ids, self.rows.new_ones(len(ids)))
         g = self._scaled(g)
         self.columns.addmm_(g.t(), g)
 
@@ -92,7 +92,7 @@ class Calibration:
         )
         self._tokens += ids.shape[0] * (ids.shape[1] - 1)
         with self._hooked():
-            turns = [self._forward(window) for window in ids]
+            turns = [self._forward(window) for window in ids.to(device_of(self._model))]
             for calls in zip(*map(reversed, turns), strict=True):
                 with widened(calls[0].layer):
                     for call in calls:
@@ -170,5 +170,5 @@ class Calibration:
         key = self._names[id(weight)], use
         if key not in self._sums:
             rows, columns = reversed(weight.shape) if swapped else weight.shape
-            self._sums[key] = Sums(rows, columns, power_of(weight.detach()))
+            self._sums[key] = Sums(rows, columns, power_of(weight.detach()), weight.device)
         return self._sums[key]

@@ -32,6 +32,12 @@ def layers_of(model: nn.Module) -> list[nn.Module]:
     return found
 
 
+def device_of(model: nn.Module) -> torch.device:
+    """Return where a model is; the processor for one without parameters."""
+    found = next(model.parameters(), None)
+    return torch.device("cpu") if found is None else found.device
+
+
 @contextmanager
 def widened(module: nn.Module) -> Iterator[None]:
     """Let a module compute in float32, whatever type its parameters and buffers are kept in."""
@@ -93,7 +99,7 @@ class LayerCall:
         """Run it again, and back: gradients go on to what made its inputs."""
         given = list(self.inputs)
         for i, place in self.places.items():
-            given[i] = scratch.get(place).to(given[i].dtype).requires_grad_()
+            given[i] = scratch.get(place).to(given[i].device, given[i].dtype).requires_grad_()
         args, kwargs = tree_unflatten(given, self.form)
         with torch.enable_grad():
             made = tree_flatten(self.run(*args, **kwargs))[0]
@@ -133,7 +139,7 @@ def told(model: Any, window: Tensor, calls: list[LayerCall]) -> Iterator[tuple[T
     """
     layers = layers_of(model)
     run, takes = recorded(layers, calls), _takes_parts(model, layers)
-    for part in torch.arange(len(window) - 1).split(PART):
+    for part in torch.arange(len(window) - 1, device=window.device).split(PART):
         asked = {"logits_to_keep": part} if takes else {}
         with run:
             logits = model(input_ids=window[None], use_cache=False, **asked).logits[0]
@@ -196,7 +202,7 @@ def losses(model: Any, ids: Tensor) -> Tensor:
     """Return the mean loss [windows] in nats of tokens [windows, tokens], each window by itself."""
     found = list[Tensor]()
     with torch.no_grad():
-        for window in ids:
+        for window in ids.to(device_of(model)):
             parts = told(model, window, [])
             own = [torch.nn.functional.cross_entropy(*part, reduction="sum") for part in parts]
             found.append(torch.stack(own).sum() / (len(window) - 1))

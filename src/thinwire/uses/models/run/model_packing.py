@@ -13,6 +13,8 @@ import torch
 from torch import Tensor
 
 from thinwire.links.shape import LinkShape
+from thinwire.runs.machine.compute import ON_CPU, Compute
+from thinwire.runs.machine.devices import CPU, own
 from thinwire.runs.machine.processor import environment
 from thinwire.runs.records.run_record import LinkInfo, RecipeText
 from thinwire.types import InputError, require
@@ -20,7 +22,6 @@ from thinwire.uses.models.budgets import Entries, NextVersion, like, to_budget, 
 from thinwire.uses.models.entry import PackedTensor, unpack_entry
 from thinwire.uses.models.packed_model import PackedModel, write_model
 from thinwire.uses.models.run.calibrated_source import CalibratedModel, Source, read_source, read_text_with
-from thinwire.uses.models.run.layerwise import perplexity
 from thinwire.uses.models.run.model_folder import listed, read_packed, told_of_code
 from thinwire.uses.models.run.record import ModelRecord, TensorInfo
 from thinwire.uses.models.tensors import Grouped, Plain, Tied, matrix_shape, memory_of
@@ -38,13 +39,18 @@ WHOLE = "the target is above what the model takes as it is: it is packed without
 
 @dataclass(frozen=True)
 class ModelPacking:
-    """What to pack and how: a target in bytes, in bits a weight in memory, or an earlier version's plan."""
+    """What to pack and how: a target in bytes, in bits a weight in memory, or an earlier version's plan.
+
+    ``device``, ``dtype``: of the model's passes over a text; what is coded is coded on the processor.
+    """
 
     source: str
     nbytes: int | None = None
     bits: float | None = None
     base: Path | None = None
     text: str | None = None
+    device: str = CPU
+    dtype: str = "fp32"
 
     def __post_init__(self) -> None:
         targets = (self.nbytes, self.bits, self.base)
@@ -59,7 +65,8 @@ def pack(job: ModelPacking) -> tuple[PackedModel, ModelRecord]:
     old = None if job.base is None else read_packed(job.base)
     source = read_source(job.source)
     began = time.process_time()
-    reading = None if job.text is None else read_text_with(source, job.text)
+    compute = ON_CPU if job.text is None else Compute.of(own(job.device), job.dtype)
+    reading = None if job.text is None else read_text_with(source, job.text, compute)
     reading = None if reading is None else reading.resting()
     model = Model(source.tensors) if reading is None else reading.model
     files = source.files if old is None else {**old.files, **source.files}
@@ -69,7 +76,7 @@ def pack(job: ModelPacking) -> tuple[PackedModel, ModelRecord]:
     record = ModelRecord(recipe=RecipeText("thinwire", _told(job)), source=job.source)
     record.source_nbytes, record.encode_cpu_s = source.nbytes, spent
     record.target_nbytes, record.target_bits = job.nbytes, job.bits
-    record.environment = environment("fp32", torch.get_num_threads())
+    record.environment = environment(job.dtype, torch.get_num_threads(), compute.device)
     record.notes += [] if job.text else [BLIND]
     describe(record, packed, source)
     record.notes += [f"{name} {RENEWED}" for name in changed[:NAMED]]
@@ -147,7 +154,7 @@ def _types(entry: PackedTensor) -> tuple[Any, ...]:
 def measure_source(record: ModelRecord, reading: CalibratedModel) -> None:
     """Note what text there is, and how well the model as it was tells its end."""
     record.tokens_read, record.tokens_heldout = reading.tokens, reading.heldout.numel()
-    record.perplexity_source = perplexity(reading.net, reading.heldout)
+    record.perplexity_source = reading.perplexity()
 
 
 def measure_packed(record: ModelRecord, packed: PackedModel, reading: CalibratedModel | None) -> None:
@@ -155,7 +162,7 @@ def measure_packed(record: ModelRecord, packed: PackedModel, reading: Calibrated
     decoded = Decoded(packed)
     if reading is not None:
         reading.put(decoded)
-        record.perplexity = perplexity(reading.net, reading.heldout)
+        record.perplexity = reading.perplexity()
     else:
         decoded.all()
     record.decode_cpu_s = decoded.spent

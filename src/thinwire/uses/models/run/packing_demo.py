@@ -11,6 +11,8 @@ from typing import Any
 import torch
 
 from thinwire.links.shape import LinkShape
+from thinwire.runs.machine.compute import Compute
+from thinwire.runs.machine.devices import AUTO, own
 from thinwire.runs.machine.processor import environment
 from thinwire.runs.models.model_source import SMOLLM
 from thinwire.runs.records.run_record import RecipeText
@@ -20,7 +22,6 @@ from thinwire.uses.models.budgets import at_width, to_budget
 from thinwire.uses.models.packed_model import PackedModel, write_model
 from thinwire.uses.models.run import cards
 from thinwire.uses.models.run.calibrated_source import CalibratedModel, read_source, read_text_with
-from thinwire.uses.models.run.layerwise import perplexity
 from thinwire.uses.models.run.model_folder import unpacked, write_packed
 from thinwire.uses.models.run.model_packing import Size, describe, measure_packed, measure_source, predicted
 from thinwire.uses.models.run.record import ModelRecord, RivalPacking
@@ -40,6 +41,8 @@ class DemoModel:
     text: str = "shakespeare"
     bits: float = BITS
     prompt: str = PROMPT
+    device: str = AUTO
+    dtype: str = "fp32"
 
 
 def run(demo: DemoModel, tell: Callable[[str], None]) -> ModelRecord:
@@ -50,12 +53,14 @@ def run(demo: DemoModel, tell: Callable[[str], None]) -> ModelRecord:
     weights = sum(x.numel() for x in source.tensors.values())
     tell(f"{demo.model}: {weights / 1e6:.1f} M weights, {source.nbytes / 1e6:.0f} MB; it reads {demo.text}")
     began = time.process_time()
-    reading = read_text_with(source, demo.text)
+    compute = Compute.of(own(demo.device), demo.dtype)
+    reading = read_text_with(source, demo.text, compute)
     most = int(demo.bits * weights / 8)
     packed = PackedModel(to_budget(reading.model, most, Size(source.files)), source.files)
     record = ModelRecord(recipe=RecipeText("thinwire", "entropy-coded steps"), source=demo.model)
     record.encode_cpu_s, record.target_nbytes = time.process_time() - began, most
-    record.source_nbytes, record.environment = source.nbytes, environment("fp32", torch.get_num_threads())
+    record.environment = environment(demo.dtype, torch.get_num_threads(), compute.device)
+    record.source_nbytes = source.nbytes
     record.config = {"model": demo.model, "text": demo.text, "bits": demo.bits, "link": str(demo.link)}
     demo.out.mkdir(parents=True, exist_ok=True)
     record.packed_nbytes = write_packed(packed, demo.out / FILE, codes=False)
@@ -82,7 +87,7 @@ def _compare(
     rounded = PackedModel(at_width(reading.model, WIDTH), packed.files)
     reading.put(unpacked(rounded))
     name, nbytes = f"{WIDTH} bits, rounded to the nearest in groups of 64", len(write_model(rounded))
-    record.rivals = [RivalPacking(name, nbytes, perplexity(reading.net, reading.heldout))]
+    record.rivals = [RivalPacking(name, nbytes, reading.perplexity())]
     _tell(tell, name, nbytes, record.rivals[0].perplexity or 0.0, demo, reading)
 
 
@@ -102,9 +107,9 @@ def _tell(
 def _sentence(demo: DemoModel, reading: CalibratedModel) -> str:
     """Return how the model goes on after the prompt."""
     tokenizer: Any = reading.tokenizer
-    given = tokenizer(demo.prompt, return_tensors="pt")
+    given = tokenizer(demo.prompt, return_tensors="pt").to(reading.compute.device)
     asked = {"max_new_tokens": WORDS, "do_sample": False, "pad_token_id": tokenizer.eos_token_id}
-    with torch.no_grad():
+    with torch.no_grad(), reading.compute.autocast():
         made = reading.net.generate(given["input_ids"], attention_mask=given["attention_mask"], **asked)
     return " ".join(tokenizer.decode(made[0], skip_special_tokens=True).split())
 

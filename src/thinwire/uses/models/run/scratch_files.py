@@ -42,7 +42,7 @@ class Scratch:
         """Keep a tensor."""
         place = FileRange(self._end, tuple(x.shape))
         self._file.seek(place.at)
-        self._end += self._file.write(x.detach().contiguous().numpy().data)
+        self._end += self._file.write(x.detach().cpu().contiguous().numpy().data)
         return place
 
     def get(self, place: FileRange) -> Tensor:
