@@ -20,7 +20,7 @@ from codec_examples import tensor
 from each import each
 from torch import Tensor
 
-from thinwire.codecs import Codec, Hadamard, RankOne, Uniform, roundtrip
+from thinwire.codecs import Cast, ChunkTopK, Codec, Hadamard, RankOne, Uniform, roundtrip
 from thinwire.codecs.codec import decode_against, roundtrip_against
 from thinwire.codecs.kernels import triton_calls
 from thinwire.types import InputError, Payload, PayloadError
@@ -49,6 +49,8 @@ CASES: list[tuple[Codec, tuple[int, ...], torch.dtype]] = [
     (RankOne(), (2, 5, 24), BF16),
     (RankOne(), (7,), F32),
     (RankOne(2), (2, 33, 20), F16),
+    (ChunkTopK(0.1, chunk=64, values=Uniform(8)), (3, 50), F32),
+    (ChunkTopK(0.3, chunk=20, values=Cast()), (4, 33), BF16),
 ]
 
 
@@ -56,6 +58,12 @@ CASES: list[tuple[Codec, tuple[int, ...], torch.dtype]] = [
 def at_work() -> Iterator[None]:
     with np.errstate(all="ignore"), triton_calls.interpreted() if INTERPRETED else nullcontext():
         yield
+
+
+def values(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:
+    """Return values of distinct magnitudes: among equal ones ``ChunkTopK`` may choose others."""
+    order = torch.randperm(torch.Size(shape).numel(), generator=torch.Generator().manual_seed(2))
+    return ((order - 60) * 0.4921875).reshape(shape).to(dtype)
 
 
 def equal(a: Tensor, b: Tensor) -> bool:
@@ -76,6 +84,8 @@ def test_kernels_have_the_bits_of_a_cpu() -> None:
     assert triton_calls.there(torch.zeros(1, device=DEVICE)), "Triton cannot work here"
     for codec, shape, dtype in CASES:
         x, reference = tensor(shape, dtype), tensor(shape, seed=1)
+        if isinstance(codec, ChunkTopK):
+            x = values(shape, dtype)
         with triton_calls.without():
             expected = outcome(codec, x, reference)
         found = outcome(codec, x.to(DEVICE), reference.to(DEVICE))

@@ -10,13 +10,16 @@ from dataclasses import dataclass, replace
 import torch
 from torch import Tensor
 
-from thinwire.codecs.codec import Codec, Layout, fixed_layout, head, tuned
-from thinwire.codecs.indices import increasing
+from thinwire.codecs.codec import Codec, Layout, fixed_layout, head, roundtrip, tuned
+from thinwire.codecs.indices import disorder, increasing
+from thinwire.codecs.kernels import chunks_calls
 from thinwire.codecs.kernels.bits import pack_wide, unpack_wide, wide_nbytes
-from thinwire.codecs.raw import Raw
+from thinwire.codecs.raw import Cast, Raw
 from thinwire.codecs.sparse import check_kept, flattened, kept_count, kept_values, scattered, vector
+from thinwire.codecs.uniform import Uniform
 from thinwire.spec import Spec
 from thinwire.types import InputError, Payload, TensorSpec, require
+from thinwire.verdicts import refuse
 
 MAX_CHUNK = 2**16
 _COLUMN = 8  # values of a run that are looked at together first: fewer or more take longer [measured]
@@ -27,8 +30,9 @@ class ChunkTopK(Spec):
     """Keep the largest magnitudes of each run of ``chunk`` values: ``ratio`` of them, at least one.
 
     ``values`` codes them; the last run may be shorter. To choose takes a fraction of the time that ``TopK``
-    takes; a position takes 12 bits in runs of 4096 values. Use it with error feedback. Source:
-    SparseLoCo (arXiv 2508.15706), which chooses by runs [second-hand].
+    takes; a position takes 12 bits in runs of 4096 values. Use it with error feedback. Which of equal
+    magnitudes are kept is not promised, and differs between a card and a CPU. Source: SparseLoCo (arXiv
+    2508.15706), which chooses by runs [second-hand].
 
     >>> import torch
     >>> codec = ChunkTopK(ratio=0.5, chunk=4)
@@ -54,6 +58,9 @@ class ChunkTopK(Spec):
     def encode(self, x: Tensor) -> Payload:
         flat = flattened(x)
         chunk, k, _ = self._runs(flat.numel())
+        if chunks_calls.there(self._plan(flat.numel()), flat):
+            packed, values, _ = chunks_calls.chosen(self._plan(flat.numel()), flat, None, False)
+            return Payload(TensorSpec.of(x), (packed, *self.values.encode(values).parts))
         whole = flat.numel() // chunk * chunk
         rest = flat[whole:].abs()
         last = rest.topk(kept_count(self.ratio, rest.numel()), sorted=False).indices
@@ -66,9 +73,40 @@ class ChunkTopK(Spec):
         n = payload.spec.numel
         chunk, k, count = self._runs(n)
         width = _width(chunk)
-        at = unpack_wide(head(payload, torch.uint8, wide_nbytes(count, width)), width, count)
+        packed = head(payload, torch.uint8, wide_nbytes(count, width))
+        kept = kept_values(payload, count, self.values)
+        if chunks_calls.there(self._plan(n), packed):
+            x = torch.zeros(payload.spec.shape, dtype=payload.spec.dtype, device=packed.device)
+            refuse(chunks_calls.put(self._plan(n), packed, kept, x), lambda: disorder(n))
+            return x
+        at = unpack_wide(packed, width, count)
         index = increasing(at + _starts(at, chunk, k), n)
-        return scattered(payload.spec, index, kept_values(payload, count, self.values))
+        return scattered(payload.spec, index, kept)
+
+    def roundtrip_against(self, x: Tensor, reference: Tensor) -> tuple[Payload, Tensor] | None:
+        """Return the payload of the difference to ``reference``, and what it restores, by kernels."""
+        plan, x = self._plan(x.numel()), x.detach()
+        if not isinstance(self.values, (Raw, Cast, Uniform)) or not chunks_calls.there(plan, x, reference):
+            return None  # another may have to be tuned
+        packed, kept, restored = chunks_calls.chosen(plan, flattened(x), reference, True)
+        coded, kept = roundtrip(self.values, kept)
+        chunks_calls.put(plan, packed, kept, restored, reference)  # of our own: in order
+        spec = TensorSpec(tuple(x.shape))
+        return Payload(spec, (packed, *coded.parts)), restored
+
+    def decode_against(self, payload: Payload, reference: Tensor) -> Tensor | None:
+        """Return ``reference`` and what a payload adds to it, by kernels."""
+        spec, plan = payload.spec, self._plan(payload.spec.numel)
+        packed = head(payload, torch.uint8, wide_nbytes(plan.kept, plan.width))
+        if spec.dtype != torch.float32 or not chunks_calls.there(plan, packed, reference):
+            return None
+        restored, kept = reference + 0.0, kept_values(payload, plan.kept, self.values)
+        refuse(chunks_calls.put(plan, packed, kept, restored, reference), lambda: disorder(spec.numel))
+        return restored
+
+    def _plan(self, n: int) -> chunks_calls.Runs:
+        chunk, k, count = self._runs(n)
+        return chunks_calls.Runs(n, chunk, k, count - n // chunk * k, _width(chunk))
 
     def layout(self, spec: TensorSpec) -> Layout:
         chunk, _, count = self._runs(spec.numel)

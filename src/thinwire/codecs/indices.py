@@ -28,8 +28,13 @@ def increasing(index: Tensor, n: int) -> Tensor:
     if not index.numel():
         return index
     good = (index[0] >= 0) & (index[-1] < n) & (index[1:] > index[:-1]).all()
-    refuse(~good, lambda: PayloadError(f"indices that are not increasing within 0..{n - 1}"))
+    refuse(~good, lambda: disorder(n))
     return index if collecting(index) is None else index.clamp(0, n - 1)  # before it is known to be refused
+
+
+def disorder(n: int) -> PayloadError:
+    """Return the error for indices that do not increase within 0..n - 1."""
+    return PayloadError(f"indices that are not increasing within 0..{n - 1}")
 
 
 _MASK = -1
