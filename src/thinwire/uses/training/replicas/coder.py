@@ -29,7 +29,7 @@ from thinwire.types import (
     TensorSpec,
     require,
 )
-from thinwire.uses.training.replicas.flat_parameters import FlatParameters, all_finite, divided
+from thinwire.uses.training.replicas.flat_parameters import FlatParameters, divided
 from thinwire.uses.training.replicas.transport import Packets, ReplicaTally
 from thinwire.verdicts import Verdicts, deferred
 
@@ -205,7 +205,7 @@ class _Outgoing:
 
     def __init__(self) -> None:
         self.verdicts = Verdicts()
-        self._finite: list[Tensor] = []  # whether each payload's values are
+        self._bounds: list[Tensor] = []  # lowest and highest of the values of each payload
         self._forms: list[tuple[str, TensorSpec, list[int | None]]] = []  # codec, values, keys of parts
         self._parts: list[Tensor] = []  # not under way yet
         self._nbytes = 0
@@ -213,7 +213,7 @@ class _Outgoing:
 
     def look(self, values: Tensor) -> None:
         """Let the device look at values that are to be coded."""
-        self._finite.append(all_finite(values))
+        self._bounds += torch.aminmax(values)  # a NaN is both
 
     def add(self, codec: Codec, payload: Payload) -> None:
         """Add a payload."""
@@ -243,10 +243,10 @@ class _Outgoing:
 
     def is_finite(self) -> bool:
         """Wait, and return whether what was looked at is finite."""
-        return not self._finite or bool(self._verdict())
+        return not self._bounds or bool(self._verdict())
 
     def _verdict(self) -> Tensor:
-        return torch.stack(self._finite).all()
+        return torch.stack(self._bounds).isfinite().all()
 
     def _send(self) -> None:
         self._staged.append(to_host(self._parts))
