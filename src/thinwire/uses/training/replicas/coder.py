@@ -13,12 +13,12 @@ from torch import Tensor
 
 from thinwire.channels import wire
 from thinwire.channels.channel import Scheme
+from thinwire.channels.entries import Entries
 from thinwire.channels.memory import NoMemory, parse_memory
 from thinwire.codecs import Codec, InTurn, parse_codec, roundtrip, tuned
 from thinwire.staging import Staged, put_together, to_host
 from thinwire.types import (
     WRONG_VALUES,
-    Entry,
     InputError,
     MissingExtra,
     Mode,
@@ -52,7 +52,7 @@ class Coder:
         self.scheme = scheme
         self._shape, self._tally, self._device = shape, tally, torch.device(device)
         self._blocks = list(blocks(shape))
-        self._entries = [tuple(Entry(k, 0, 0, 0) for k in range(b.start, b.stop)) for b in self._blocks]
+        self._entries = [_entries(rows) for rows in self._blocks]
         self._kept: list[Payload | None] = [None] * len(self._blocks)
         self._decoding: list[Span] = []  # whose seconds nobody has asked the device for yet
         self._messages = 0
@@ -139,9 +139,9 @@ class Coder:
     def _section(self, rank: int, k: int, data: bytes | memoryview) -> Section:
         shape = (len(self._entries[k]), self._shape[1])
         packet = wire.unpack(data, max_nbytes=TensorSpec(shape).nbytes)
-        first, last = self._entries[k][0].key, self._entries[k][-1].key
-        wrong = f"rank {rank} sent other segments than {first} to {last}"
-        fits = packet.spec.shape == shape and packet.entries == self._entries[k]
+        keys = self._entries[k].keys
+        wrong = f"rank {rank} sent other segments than {keys[0]} to {keys[-1]}"
+        fits = packet.spec.shape == shape and Entries.of(packet.entries).keys == keys
         require(fits and len(packet.sections) == 1, PayloadError, wrong)
         wrong = f"rank {rank} sent a packet under {packet.memory[:40]}, which would leave state"
         require(not parse_memory(packet.memory).mirrored, PayloadError, wrong)
@@ -198,6 +198,11 @@ def blocks(shape: tuple[int, int]) -> Iterator[slice]:
     rows, width = shape
     many = max(1, BLOCK // width)
     return (slice(i, min(i + many, rows)) for i in range(0, rows, many))
+
+
+def _entries(rows: slice) -> Entries:
+    zeros = [0] * (rows.stop - rows.start)
+    return Entries(list(range(rows.start, rows.stop)), zeros, zeros, zeros)
 
 
 class _Outgoing:
