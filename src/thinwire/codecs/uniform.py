@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -17,6 +16,7 @@ from thinwire.codecs.kernels.noise import add_dither, fingerprint
 from thinwire.codecs.kernels.scales import SHARED_BY, Grid, scratch
 from thinwire.spec import Spec
 from thinwire.types import InputError, Payload, TensorSpec, require
+from thinwire.verdicts import collecting, refuse
 
 ROUNDINGS = ("nearest", "stochastic")
 # Bits up to which noise, always short of 1/2, cannot lift the top value to the next level.
@@ -131,7 +131,8 @@ class Uniform(Spec):
                 return grid.gather(found[0]), found[1]
         steps, peak = self._steps(values, grid)
         stored = scales.store(steps, self.scale_dtype)
-        clips = self.clip < 1 or peak > scales.FORMATS[self.scale_dtype].high
+        clips = self.clip < 1 or collecting(peak) is not None  # to clamp what needs it not changes nothing
+        clips = clips or bool(peak > scales.FORMATS[self.scale_dtype].high)
         codes = self._codes(values, grid, scales.expand(stored, self.scale_dtype), clips)
         return grid.gather(codes), stored
 
@@ -165,17 +166,14 @@ class Uniform(Spec):
     def _grid(self, spec: TensorSpec) -> Grid:
         return Grid.of(spec, self.scale, self.group)
 
-    def _steps(self, values: Tensor, grid: Grid) -> tuple[Tensor, float]:
+    def _steps(self, values: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
         """Return the wanted scales, float32 [scales], and the largest of them."""
         if not values.numel():
-            return values.new_zeros(grid.scales), 0.0
+            return values.new_zeros(grid.scales), values.new_zeros(())
         mean = self.bits == 1 and self.rounding == "nearest"
         steps = (grid.means(values) if mean else grid.peaks(values)).mul_(self.clip / self.top)
-        peak = float(steps.amax())
-        if not math.isfinite(peak):
-            raise InputError(
-                "a NaN or infinite value cannot be quantised; look for the overflow that made it"
-            )
+        peak = steps.amax()
+        refuse(peak.isfinite().logical_not(), _not_finite)
         return steps, peak
 
     def _codes(self, values: Tensor, grid: Grid, step: Tensor, clips: bool) -> Tensor:
@@ -197,6 +195,10 @@ class Uniform(Spec):
             codes.copy_(y >= 0)
         else:
             codes.copy_(y.add_(_ROUNDER + self.top).view(torch.int32))  # keeps the low byte
+
+
+def _not_finite() -> InputError:
+    return InputError("a NaN or infinite value cannot be quantised; look for the overflow that made it")
 
 
 def _one_of(name: str, value: str, choices: tuple[str, ...]) -> None:

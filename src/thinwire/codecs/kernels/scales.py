@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from thinwire.types import PayloadError, TensorSpec
+from thinwire.verdicts import refuse
 
 OCTAVES = 32 * 8  # codes of one e5m3 byte: 32 octaves of 8 steps
 SHARED_BY = ("tensor", "channel", "token", "group")
@@ -71,8 +72,8 @@ def load(stored: Tensor, name: str) -> Tensor:
     scale = expand(stored, name)
     if scale.numel() and name != "e5m3":  # every e5m3 byte is a scale
         low, high = torch.aminmax(scale)
-        if not bool((low >= f.low) & (high <= f.high)):  # false for NaN too
-            raise outside(name)
+        good = (low >= f.low) & (high <= f.high)  # false for NaN too
+        refuse(good.logical_not(), lambda: outside(name))
     return scale
 
 
