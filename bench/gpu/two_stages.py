@@ -2,21 +2,15 @@
 
 from __future__ import annotations
 
-import json
-import os
-import sys
-import tempfile
 import time
-from dataclasses import dataclass
-from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-import torch.multiprocessing as mp
+from torch import nn
 from transformers import GPT2Config
 
+from bench.gpu.ranks import RANKS, failing_alone, row, two_ranks, wait
 from thinwire.links import LinkShape, connect_mesh
 from thinwire.runs.data.task import next_token_loss
 from thinwire.runs.models.model_source import ModelSource
@@ -32,65 +26,83 @@ CONFIGS: dict[str, dict[str, Any]] = {
 }
 
 
-@dataclass(frozen=True)
-class Plan:
-    """What one pair of processes measures."""
+class Computed(nn.Module):
+    """A stage computed in ``dtype``, weights in float32; ``crossing``: the dtype of what it passes on."""
 
-    model: str
-    device: str
-    links: tuple[str, ...]
-    recipes: tuple[str, ...]
-    steps: int
-    batch: int = 8
-    microbatches: int = 8
+    def __init__(self, stage: nn.Module, dtype: torch.dtype, crossing: torch.dtype | None) -> None:
+        super().__init__()
+        self.stage, self.dtype, self.crossing = stage, dtype, crossing
 
-
-def measure(plan: Plan) -> list[dict[str, Any]]:
-    """Return one row a link and recipe."""
-    with tempfile.TemporaryDirectory() as out:
-        store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        mp.spawn(_stage, (plan, store.port, out), nprocs=2)
-        rows: list[dict[str, Any]] = json.loads(Path(out, "rows.json").read_text())
-    return rows
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        """Return hidden states or logits."""
+        with torch.autocast(x.device.type, self.dtype, enabled=self.dtype != torch.float32):
+            out: torch.Tensor = self.stage(x.float() if x.is_floating_point() else x)
+        return out if self.crossing is None else out.to(self.crossing)
 
 
-def _stage(rank: int, plan: Plan, port: int, out: str) -> None:
-    """Be one stage for every link and recipe of the plan, and end the process."""
-    torch.set_num_threads(1)
-    os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    store = dist.TCPStore("127.0.0.1", port, is_master=False, timeout=timedelta(seconds=120))
-    dist.init_process_group("gloo", store=dist.PrefixStore("group", store), rank=rank, world_size=2)
-    rows = []
-    for i, link in enumerate(plan.links):
-        peers = connect_mesh(rank, 2, dist.PrefixStore(f"links{i}", store), shape=LinkShape.parse(link))
+# The raw ways take seconds a step over slow links, and each step alike: one is timed behind the first.
+PLANS: dict[str, dict[str, tuple[str, ...]]] = {
+    "gpt2-medium": {"none": ("fp32", "thinwire"), "100mbit": ("thinwire", "fp32")},
+    "gpt2-xl": {
+        "none": ("bf16", "thinwire"),
+        "100mbit": ("thinwire", "aqsgd", "bf16", "fp32"),
+        "200mbit": ("thinwire", "bf16", "fp32"),
+        "500mbit": ("thinwire", "bf16", "fp32"),
+    },
+}
+COMPUTE = {"gpt2-medium": torch.float32, "gpt2-xl": torch.bfloat16}
+SHORT, RAW = 4, ("fp32", "bf16")  # timed steps, and the ways that are timed once
+BATCH, SMALL = 8, 4
+
+
+def measure(device: torch.device, smoke: bool, model: str) -> None:
+    """Print a row a link and recipe: seconds of a first visit and of revisits, tokens a second."""
+    two_ranks(_stage, device, smoke, model)
+
+
+def _stage(rank: int, store: Any, device: torch.device, smoke: bool, model: str) -> None:
+    config = GPT2Config(**CONFIGS["tiny" if smoke else model], **OFF)
+    n = config.n_layer
+    source = ModelSource(model, "gpt2", config, None, None)
+    module = build_stage(source, [range(n // 2), range(n // 2, n)], rank).to(device)
+    batch, compute = SMALL if smoke else BATCH, COMPUTE[model]
+    for link, recipes in PLANS[model].items():
+        peers = connect_mesh(
+            rank, RANKS, dist.PrefixStore(f"links {link}", store), shape=LinkShape.parse(link)
+        )
         try:
-            for recipe in plan.recipes:
-                rows.append({"model": plan.model, "link": link, **_run(rank, plan, peers, recipe)})
+            for recipe in recipes:
+                with failing_alone(model=model, link=link, recipe=recipe):
+                    found = _run(rank, module, config, device, peers, recipe, batch, compute, link != "none")
+                    if rank == 1:
+                        row(model=model, link=link, recipe=recipe, **found)
                 dist.barrier()
         finally:
             for peer in peers.values():
                 peer.close()
-    if rank == 1:
-        Path(out, "rows.json").write_text(json.dumps(rows))
-    dist.destroy_process_group()
-    sys.stdout.flush()
-    os._exit(0)  # torch's gloo threads can abort an ordinary interpreter exit
 
 
-def _run(rank: int, plan: Plan, peers: Any, recipe: str) -> dict[str, Any]:
+def _run(
+    rank: int,
+    module: nn.Module,
+    config: GPT2Config,
+    device: torch.device,
+    peers: Any,
+    recipe: str,
+    batch: int,
+    compute: torch.dtype,
+    slow: bool,
+) -> dict[str, float]:
     """Train on one batch again and again: its first visit, then revisits."""
-    config, device = GPT2Config(**CONFIGS[plan.model], **OFF), torch.device(plan.device)
-    n, length, width = config.n_layer, config.n_positions, config.n_embd
-    source = ModelSource(plan.model, "gpt2", config, None, None)
-    module = build_stage(source, [range(n // 2), range(n // 2, n)], rank).to(device)
-    rows = plan.batch // plan.microbatches
-    hidden = torch.empty(rows, length, width, device="meta")
-    tokens = torch.empty(rows, length, dtype=torch.int64, device="meta")
-    logits = torch.empty(rows, length, config.vocab_size, device="meta")
+    length, width = config.n_positions, config.n_embd
+    crossing = torch.float32 if recipe == "fp32" else compute
+    hidden = torch.empty(1, length, width, dtype=crossing, device="meta")
+    tokens = torch.empty(1, length, dtype=torch.int64, device="meta")
+    logits = torch.empty(1, length, config.vocab_size, dtype=compute, device="meta")
     stage = CompressedStage(
-        module,
+        Computed(module, compute, None if rank else crossing),
         rank,
-        2,
+        RANKS,
         device,
         input_args=hidden.clone().requires_grad_() if rank else tokens,
         output_args=logits if rank else hidden,
@@ -98,21 +110,21 @@ def _run(rank: int, plan: Plan, peers: Any, recipe: str) -> dict[str, Any]:
         output_grads=None if rank else hidden,
         peers=peers,
         recipe=parse_recipe(recipe),
-        deadline=300.0,
+        deadline=80.0,
         overlap=True,
     )
-    schedule = ScheduleEager1F1B(stage, plan.microbatches, loss_fn=next_token_loss)
+    schedule = ScheduleEager1F1B(stage, batch, loss_fn=next_token_loss)
     optimiser = torch.optim.AdamW(module.parameters(), 1e-5, fused=device.type == "cuda")
     generator = torch.Generator().manual_seed(0)
-    text = torch.randint(0, config.vocab_size, (plan.batch, length + 1), generator=generator).to(device)
-    taken = [_step(stage, schedule, optimiser, text, device) for _ in range(plan.steps + 2)]
+    text = torch.randint(0, config.vocab_size, (batch, length + 1), generator=generator).to(device)
+    warm, timed = (1, 1) if recipe in RAW and slow else (2, SHORT)
+    taken = [_step(stage, schedule, optimiser, text, device) for _ in range(warm + timed)]
     stage.close()
-    settled = taken[2:]  # the second step still meets cold caches
+    settled = taken[warm:]
     return {
-        "recipe": recipe,
-        "first_visit_seconds": round(taken[0], 4),
-        "revisit_seconds": round(sum(settled) / len(settled), 4),
-        "tokens_per_second": round(plan.batch * length * len(settled) / sum(settled), 1),
+        "first_visit_s": round(taken[0], 4),
+        "revisit_s": round(sum(settled) / len(settled), 4),
+        "tokens_s": round(batch * length * len(settled) / sum(settled), 1),
     }
 
 
@@ -130,7 +142,6 @@ def _step(
     optimiser.step()
     optimiser.zero_grad()
     stage.end()
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+    wait(device)
     dist.barrier()
     return time.perf_counter() - start
