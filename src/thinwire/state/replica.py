@@ -18,6 +18,7 @@ from thinwire.state.patch_code.indexing import read, write
 from thinwire.state.patches import moves
 from thinwire.state.patches.moves import Move, Reading
 from thinwire.state.patches.patch import Meta, Patch, Version
+from thinwire.state.threads import by_runs
 from thinwire.state.words import Words, named
 from thinwire.types import DesyncError, InputError, LinkError, require
 
@@ -258,11 +259,19 @@ class Replica:
         elif self._behind is None:
             self._back.copy_from(front)
         else:
-            for piece, positions in self._behind:
-                write(self._back.words[piece], positions, read(front.words[piece], positions))
-                self._back.refresh(piece, positions)
+            self._copy(front, self._back, self._behind)
         self._behind, self._differing, self._touched = [], 0, set()
         return self._back
+
+    def _copy(self, front: View, back: View, places: list[Place]) -> None:
+        """Copy words at some places, some perhaps twice; then both copies are the same."""
+
+        def copy(run: slice) -> None:
+            for piece, positions in places[run]:
+                write(back.words[piece], positions, read(front.words[piece], positions))
+                back.refresh(piece, positions)
+
+        by_runs(copy, [self.layout.blocks()[i].numel if at is None else at.size for i, at in places])
 
     def swap(self, patience: float = PATIENCE) -> bool:
         """Put the newest version in front, bound models included; False where there is none to put there.

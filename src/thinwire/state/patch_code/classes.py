@@ -29,7 +29,7 @@ from thinwire.state.patch_code.blocks import Block
 from thinwire.state.patch_code.indexing import where
 from thinwire.types import InputError, PayloadError
 
-RUN = 1 << 20  # elements to work on at a time: near the caches, and enough for what each call costs
+RUN = 1 << 22  # elements to work on at a time: a piece, as threads share what holds the interpreter
 _WHOLE = 3  # where more than one in so many changed, a difference for every element takes less memory
 
 # Words of a block before its change: its index, and from which element to before which. They may be a view,
