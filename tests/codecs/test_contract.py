@@ -167,5 +167,6 @@ def test_golden_bytes_decode_as_they_did(path: Path) -> None:
     stored = Payload(TensorSpec.of(x), parts)
     want = torch.tensor([float.fromhex(v) for v in record["decoded"]]).reshape(record["shape"])
     assert torch.equal(codec.decode(stored), want)
-    if record["codec"].find("Entropy") < 0:  # another version of the library may compress otherwise
+    if record["codec"].find("Entropy") < 0 or path.name.startswith("range-coded"):
+        # Another version of Zstandard may compress otherwise.
         assert same(codec.encode(x), stored)

@@ -111,16 +111,13 @@ def test_a_variable_rate_inside() -> None:
     assert torch.equal(codec.decode(payload), torch.where(x.abs() >= 2.5, x, 0.0))
 
 
-def test_without_the_library_the_extra_is_named_where_it_is_needed(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_the_library_the_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
     x = tensor((20, 30))
     old = Payload(TensorSpec.of(x), (frame_of(300), Entropy(Uniform()).encode(x).parts[1]))
     monkeypatch.setitem(sys.modules, "zstandard", None)  # what an import of a missing module meets
-    for use in (lambda: Entropy(Uniform(), level=2).encode(x), lambda: Entropy(Uniform()).decode(old)):
+    for use in (lambda: Entropy(Uniform()).encode(torch.ones(4)), lambda: Entropy(Uniform()).decode(old)):
         with pytest.raises(MissingExtra, match=r"pip install 'thinwire\[entropy\]'"):
             use()
-    assert torch.equal(
-        Entropy(Uniform()).decode(Entropy(Uniform()).encode(x)), Uniform().decode(Uniform().encode(x))
-    )
 
 
 def by_zstandard(codec: Entropy, x: torch.Tensor) -> int:

@@ -17,7 +17,7 @@ sys.path.insert(0, str(HERE.parent / "shared"))
 
 from codec_examples import CODECS, tensor  # noqa: E402
 
-from thinwire.codecs import Codec  # noqa: E402
+from thinwire.codecs import Codec, DeadZone, Entropy, Uniform  # noqa: E402
 
 
 def record(codec: Codec, x: torch.Tensor) -> dict[str, object]:
@@ -38,10 +38,15 @@ def record(codec: Codec, x: torch.Tensor) -> dict[str, object]:
     }
 
 
+def write(path: Path, codec: Codec, x: torch.Tensor) -> None:
+    """Write the record of one payload, unless there is one."""
+    if not path.exists():
+        path.write_text(json.dumps(record(codec, x.round(decimals=2)), indent=1) + "\n")
+
+
 if __name__ == "__main__":
     for codec in CODECS:
-        path = HERE / (re.sub(r"[^A-Za-z0-9.]+", "-", repr(codec)).strip("-") + ".json")
-        if not path.exists():
-            path.write_text(
-                json.dumps(record(codec, tensor((2, 3, 9), seed=1).round(decimals=2)), indent=1) + "\n"
-            )
+        name = re.sub(r"[^A-Za-z0-9.]+", "-", repr(codec)).strip("-")
+        write(HERE / f"{name}.json", codec, tensor((2, 3, 9), seed=1))
+    for codec in (Entropy(DeadZone()), Entropy(Uniform(bits=3))):  # the others are too small for a frame
+        write(HERE / f"range-coded-{type(codec.inner).__name__}.json", codec, tensor((3, 150), seed=1))

@@ -38,10 +38,10 @@ class Entropy(Spec):
     """Compress the payload of ``inner`` losslessly, each part by itself, by the odds of its symbols.
 
     It comes within 2 % of the entropy of codes, also of less than a bit each, and knows no repetitions. Those
-    Zstandard finds, if installed: it is tried for small parts and for those of which little is left, and
-    with a ``level`` from 2 on, which is Zstandard's, for all. Put it next to the quantiser
-    (``Hadamard(Entropy(Uniform()))``): there it sees the codes, not packed bytes. A level above 1, and
-    payloads that Zstandard made, need the extra ``entropy``; without it they raise ``MissingExtra``.
+    Zstandard finds: it is tried for small parts and for those of which little is left, and with a ``level``
+    from 2 on, which is Zstandard's, for all. Put it next to the quantiser (``Hadamard(Entropy(Uniform()))``):
+    there it sees the codes, not packed bytes. Needs the extra ``entropy``; without it, use raises
+    ``MissingExtra``.
 
     An inner codec with ``part_forms`` says of its first parts how many planes they are, and how many bits a
     symbol has (``DeadZone``).

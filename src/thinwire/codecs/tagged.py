@@ -16,7 +16,7 @@ from torch import Tensor
 
 from thinwire.codecs import rans, zstd
 from thinwire.codecs.kernels.bits import aligned_nbytes, pack_aligned, unpack_aligned
-from thinwire.types import InputError, MissingExtra, PayloadError, require
+from thinwire.types import InputError, PayloadError, require
 
 FREE = 1 << 24  # bytes a frame of any length may grow to
 RATIO = 256
@@ -71,8 +71,7 @@ def compress(part: Symbols, level: int, room: int) -> Tensor | None:
 
     ``level`` is Zstandard's: from 2 on, it is tried for every part.
     """
-    if level > 1:
-        zstd.package()  # missing, it is missed at the first message, however short
+    zstd.package()  # missing, it is missed at the first message, however short
     nbytes, device = part.data.numel(), part.data.device
     if nbytes < SMALLEST:
         return None
@@ -86,11 +85,8 @@ def compress(part: Symbols, level: int, room: int) -> Tensor | None:
 
 
 def _repetitions(part: Symbols, level: int, room: int) -> Tensor | None:
-    """Return the frame by Zstandard, where it is installed and that takes fewer than ``room`` bytes."""
-    try:
-        frame = zstd.compress(rans.at_home(part.data).numpy(), level)
-    except MissingExtra:
-        return None
+    """Return the frame by Zstandard where it takes fewer than ``room`` bytes."""
+    frame = zstd.compress(rans.at_home(part.data).numpy(), level)
     if len(frame) + 1 >= room:
         return None
     return torch.frombuffer(bytearray((_COMPRESSED | part.tag,)) + frame, dtype=torch.uint8)
