@@ -13,7 +13,7 @@ from torch import Tensor
 from thinwire import codecs, spec, staging
 from thinwire.channels import memory, wire
 from thinwire.channels.entries import Entries, unsigned
-from thinwire.channels.memory import Delta, Memory, NoMemory, parse_memory
+from thinwire.channels.memory import Delta, Memory, NoMemory, SecondOrderDelta, parse_memory
 from thinwire.channels.references import References, Store, check_holds
 from thinwire.channels.rows import check_finite, merged, row_sums, some_rows
 from thinwire.codecs import Cast, Codec, Raw, is_finite, parse_codec, roundtrip, tuned
@@ -35,6 +35,7 @@ from thinwire.types import (
 )
 from thinwire.verdicts import Questions, deferred
 
+PLAIN = (Delta, SecondOrderDelta)  # memories of which a residual is the difference to what is predicted
 SHARED = 0  # the one key of a shared memory
 Update = tuple[list[int], list[Payload]]  # keys, and the states to keep for them, coded
 
@@ -459,9 +460,9 @@ def with_parts(packet: Packet, parts: Sequence[tuple[Tensor, ...]]) -> Packet:
 
 def _sent(mem: Memory, codec: Codec, x: Tensor, s: Tensor | None) -> tuple[Payload, Tensor, Tensor | None]:
     """Return the payload of rows, what the receiver will return, and the next state."""
-    if s is not None and type(mem) is Delta:  # what is plain is done in one go, and from any dtype
-        payload, x_hat = roundtrip_against(codec, x, s)
-        return payload, x_hat, x_hat
+    if s is not None and type(mem) in PLAIN:  # which is done in one go, and from any dtype
+        payload, x_hat = roundtrip_against(codec, x, mem.predicted(s))  # type: ignore[attr-defined]
+        return payload, x_hat, mem.advance(x_hat, s)
     values = x.float()
     y = mem.residual(values, s)
     payload, y_hat = roundtrip(tuned(codec, values), y)
@@ -471,8 +472,8 @@ def _sent(mem: Memory, codec: Codec, x: Tensor, s: Tensor | None) -> tuple[Paylo
 
 def _received(mem: Memory, section: Section, s: Tensor | None) -> Tensor:
     codec, payload = parse_codec(section.codec), section.payload
-    if s is not None and type(mem) is Delta:
-        return decode_against(codec, payload, s)
+    if s is not None and type(mem) in PLAIN:
+        return decode_against(codec, payload, mem.predicted(s))  # type: ignore[attr-defined]
     return mem.restore(decoded(codec, payload), s)
 
 

@@ -112,6 +112,10 @@ class Delta(_ByKey):
     key: str = "sample"
     _kept = "a delta is"
 
+    def predicted(self, s: Tensor) -> Tensor:
+        """Return what the next values are expected to be: the last ones."""
+        return s
+
     def residual(self, x: Tensor, s: Tensor | None) -> Tensor:
         return x if s is None else x - s
 
@@ -138,15 +142,22 @@ class SecondOrderDelta(_ByKey):
         super().__post_init__()
         require(0 <= self.decay <= 1, InputError, f"decay {self.decay} is not between 0 and 1")
 
+    def predicted(self, s: Tensor) -> Tensor:
+        """Return what the next values would be if they went on moving."""
+        return s[:, 0] + s[:, 1]
+
     def residual(self, x: Tensor, s: Tensor | None) -> Tensor:
-        return x if s is None else x - (s[:, 0] + s[:, 1])
+        return x if s is None else x - self.predicted(s)
 
     def restore(self, y_hat: Tensor, s: Tensor | None) -> Tensor:
-        return y_hat if s is None else (s[:, 0] + s[:, 1]) + y_hat
+        return y_hat if s is None else self.predicted(s) + y_hat
 
     def advance(self, x_hat: Tensor, s: Tensor | None, y: Tensor | None = None) -> Tensor | None:
-        move = torch.zeros_like(x_hat) if s is None else (x_hat - s[:, 0]) * self.decay
-        return torch.stack([x_hat, move], dim=1)
+        state = x_hat.new_zeros(len(x_hat), 2, *x_hat.shape[1:])
+        state[:, 0] = x_hat
+        if s is not None:
+            torch.sub(x_hat, s[:, 0], out=state[:, 1]).mul_(self.decay)
+        return state
 
     def state_shape(self, shape: tuple[int, ...]) -> tuple[int, ...] | None:
         return (1, 2, *shape[1:])

@@ -112,7 +112,7 @@ class References:
         specs = [self._specs[k] for k in keys]
         rows = [self._parts(k) for k in keys]
         if len(keys) > 1 and specs.count(specs[0]) == len(specs) and splits(self.codec, specs[0]):
-            rows = [tuple(torch.cat(column) for column in zip(*rows, strict=True))]
+            rows = [tuple(_in_one(column) for column in zip(*rows, strict=True))]
             specs = [_times(specs[0], len(keys))]
         states = [
             self.codec.decode(Payload(spec, tuple(p.to(device) for p in parts)))
@@ -188,6 +188,17 @@ class References:
 def under(state: Mapping[str, Tensor], prefix: str) -> dict[str, Tensor]:
     """Return the entries of ``state`` whose names begin with ``prefix``, named without it."""
     return {k.removeprefix(prefix): v for k, v in state.items() if k.startswith(prefix)}
+
+
+def _in_one(parts: Sequence[Tensor]) -> Tensor:
+    """Return flat tensors as one: without a copy if they lie one behind the other, as of one message."""
+    first, n = parts[0], parts[0].numel()
+    place, start = first.untyped_storage().data_ptr(), first.storage_offset()
+    behind = all(
+        p.numel() == n and p.untyped_storage().data_ptr() == place and p.storage_offset() == start + i * n
+        for i, p in enumerate(parts)
+    )
+    return first.as_strided((n * len(parts),), (1,)) if behind and n else torch.cat(list(parts))
 
 
 def _times(spec: TensorSpec, rows: int) -> TensorSpec:

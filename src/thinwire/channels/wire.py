@@ -110,7 +110,8 @@ def _from_device(packet: Packet, parts: list[Tensor], layout: list[int]) -> memo
     layout[1::2] = counts = [lengths.get(id(p), p.numel()) for p in parts]
     end = start = lead
     for part, n in zip(parts, counts, strict=True):
-        data[end : end + n * part.itemsize] = data[start : start + n * part.itemsize]
+        if start != end:
+            data[end : end + n * part.itemsize] = data[start : start + n * part.itemsize]
         end, start = end + n * part.itemsize, start + part.nbytes
     data[HEAD.size : lead] = _head(packet, layout)
     data[: HEAD.size] = HEAD.pack(MAGIC, VERSION, 0, zlib.crc32(data[HEAD.size : end]))

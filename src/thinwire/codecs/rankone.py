@@ -151,8 +151,7 @@ def _magnitudes(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     if not x.numel():
         return x.new_zeros((0, 0), dtype=torch.int64), x.new_zeros((0, 0)), x.new_zeros(0)
     peaks = (x.view(torch.int32) & 0x7FFFFFFF).amax((1, 2))  # magnitudes are ordered as their bits are
-    if int(peaks.amax()) >= 0x7F800000:
-        raise _not_finite()
+    refuse(peaks.amax() >= 0x7F800000, _not_finite)
     exponents = (peaks >> 23).clamp_min(27)  # what is below 2**-100 counts for nothing
     unit = scales.powers_of_two(127 + _PLACES - exponents)
     numbers = x.abs().mul_(unit[:, None, None]).to(torch.int32)
@@ -179,8 +178,7 @@ def _stored(scale: Tensor, bounds: tuple[float, float]) -> Tensor:
 def _check(name: str, stored: Tensor, bounds: tuple[float, float]) -> None:
     if stored.numel():
         low, high = torch.aminmax(stored.to(torch.float32))
-        if not bool((low >= bounds[0]) & (high <= bounds[1])):  # false for NaN too
-            raise _outside(name, bounds)
+        refuse(~((low >= bounds[0]) & (high <= bounds[1])), lambda: _outside(name, bounds))  # nor a NaN
 
 
 def _outside(name: str, bounds: tuple[float, float]) -> PayloadError:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from thinwire.channels.channel import Receiver, Scheme, Sender
 from thinwire.channels.memory import NoMemory
+from thinwire.channels.references import Parts, TensorStore
 from thinwire.codecs import Cast, Codec, Raw
 from thinwire.spec import Spec
 from thinwire.types import InputError, Mode, Packet, PayloadError, require
@@ -73,13 +74,20 @@ class Coding(Spec):
 Shape = tuple[int, ...]
 
 
+class KeptParts(TensorStore):
+    """References as they were made: whoever codes here writes to nothing that it has sent or received."""
+
+    def put(self, key: int, parts: Parts) -> None:
+        self._parts[key] = parts
+
+
 class Endpoints:
     """A sender, and a receiver for each of ``ranks``, which keep the references of one generation."""
 
     def __init__(self, coding: Coding, ranks: Iterable[int]) -> None:
         self._coding = coding
-        self._sender = Sender(coding.scheme)
-        self._receivers = {rank: Receiver() for rank in ranks}
+        self._sender = Sender(coding.scheme, KeptParts())
+        self._receivers = {rank: Receiver(KeptParts()) for rank in ranks}
         self._forgotten: set[int] = set()
         self._sent: set[int] = set()  # keys
         self.remember = not isinstance(coding.scheme.memory, NoMemory)  # packets need references

@@ -23,6 +23,7 @@ class SendLane:
         self._threads: ThreadPoolExecutor | None = None
         self._last: Future[None] | None = None
         self._error: BaseException | None = None
+        self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
     def do(self, device: torch.device, job: Job) -> None:
         """Do a job that reads tensors of ``device``, as they are once what is queued there is done."""
@@ -57,7 +58,7 @@ class SendLane:
         if self._error is not None:  # the peers know that no more comes
             return
         try:
-            side = torch.cuda.Stream(device)
+            side = self._streams[device] = self._streams.get(device) or torch.cuda.Stream(device)
             side.wait_event(ready)
             with torch.cuda.stream(side):  # behind what is sent alone, not behind what is queued meanwhile
                 job()

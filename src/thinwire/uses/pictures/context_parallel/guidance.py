@@ -103,7 +103,8 @@ class GuidanceParallel(CountedCalls):
         kept = SentValues(self._ends, coded[0][1], [keys[0].pack()]) if len(coded) == 1 else None
         self._exchange.post("an output", keys[0], check, [packet for packet, _ in coded], kept)
         self._await()
-        return [x_hat.reshape(x.shape).to(x.dtype) for x, (_, x_hat) in zip(outputs, coded, strict=True)]
+        pairs = zip(outputs, (x_hat for _, x_hat in coded), strict=True)
+        return [x_hat.reshape(x.shape).to(x.dtype, copy=True) for x, x_hat in pairs]  # the caller may write
 
     def _others(self, call: ModelCall, like: Outputs, check: int) -> Outputs:
         """Return what the other rank computes, or will have where it is read."""
@@ -121,7 +122,7 @@ class GuidanceParallel(CountedCalls):
             for x, key, packet in zip(like, keys, packets, strict=True):
                 shapes = [tuple(_rows(x).shape)]
                 got = self._exchange.decode(due, self._ends, rank, packet, [key.pack()], shapes, x)
-                found.append(got.reshape(x.shape).to(x.dtype))
+                found.append(got.reshape(x.shape).to(x.dtype, copy=True))
             self._exchange.settle()  # here, since the caller may read them after the call
         return found
 

@@ -186,7 +186,7 @@ class PipeFusion(CountedCalls):
 
         self._lane.do(device_of([packet]), send)
         self.tally.exchanges += 1
-        return x_hat.reshape(x.shape).to(x.dtype)
+        return x_hat.reshape(x.shape).to(x.dtype, copy=True)
 
     def _received(self, rank: int, m: int, kind: TensorKind, shape: tuple[int, ...], like: Tensor) -> Tensor:
         start = perf_counter()
@@ -203,7 +203,7 @@ class PipeFusion(CountedCalls):
             self.tally.repairs += 1
             x = ends.replace(rank, self._repairs.ask(rank, step, like.device), keys, [rows], like)
         self.tally.code_s += perf_counter() - came
-        return x.reshape(shape).to(like.dtype)
+        return x.reshape(shape).to(like.dtype, copy=True)
 
     def _awaited(self, rank: int, kind: TensorKind, m: int) -> RankMessage:
         """Return a message; where none comes, tell those who wait for this rank whom it waited for."""

@@ -171,7 +171,7 @@ class PeerRows(Endpoints):
         packet, x_hat = self._sender.encode(
             rows[None], [key], codec=rowwise(codec), keyframe=first, mode=mode
         )
-        return packet, x_hat[0].clone()
+        return packet, x_hat[0]
 
     def take(self, posted: Posted, packets: Received, marks: Marked, like: Tensor) -> Tensor:
         """Return the rows that are marked of a message of the peer, [n, width], as ``like`` is."""
