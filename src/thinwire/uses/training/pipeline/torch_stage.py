@@ -5,9 +5,11 @@ inferred, and torch then sends them from stage to stage; 2.12 and later first vo
 Torch would send both over its process group, and the shapes pickled. Here they go over the links, which have
 encryption and deadlines. What this torch has is found by looking, not by its version:
 
-- 2.11 infers shapes in one forward pass (``_shape_inference``), and takes no shapes of gradients.
+- 2.11 infers shapes in one forward pass (``_shape_inference``), and takes no shapes of gradients. It greets
+  neighbours by tensors of the stage's device, which gloo cannot send from a GPU; no stage here asks for it.
 - 2.12 to 2.14 vote from stage to stage (``_warmup_*``) at each change between training and evaluation.
-- 2.15 votes by an all-reduce in its schedules, one number over the process group, which no stage can replace.
+- 2.15 votes by an all-reduce in its schedules, one number over the process group, which no stage can replace,
+  and greets neighbours in the same way as 2.11: over gloo that is done from the CPU here.
 
 ``tests/uses/training/pipeline/test_compressed_stage.py`` compares a stage with the stock one, bit by bit.
 """
@@ -39,6 +41,20 @@ VOTE, SHAPES = b"V", b"M"  # kinds of control messages
 STAGES_VOTE = hasattr(schedules.PipelineScheduleSingle, "_warmup_p2p")
 STAGES_KNOW_GRADIENTS = "input_grads" in inspect.signature(PipelineStage.__init__).parameters
 Row = tuple[list[int], list[int], int, bool]  # shape, stride, dtype and whether a gradient is due
+
+
+def _greet_from_the_cpu() -> None:
+    greet = getattr(schedules, "_preconnect_shared_p2p_edges", None)
+    if greet is None:
+        return
+
+    def greeting(parent: dist.ProcessGroup, ranks: dict[int, int], device: torch.device) -> None:
+        greet(parent, ranks, torch.device("cpu") if dist.get_backend(parent) == "gloo" else device)
+
+    schedules._preconnect_shared_p2p_edges = greeting  # type: ignore[attr-defined]
+
+
+_greet_from_the_cpu()
 
 
 class TorchStage(PipelineStage):
@@ -112,6 +128,9 @@ class TorchStage(PipelineStage):
         way = FORWARD if src_stage < self.stage_index else BACKWARD
         metas = self._hear_shapes(way, src_stage, _meta)
         return _StageForwardMeta(metas) if way == FORWARD else _StageBackwardMeta(metas)
+
+    def _get_init_p2p_neighbors_ops(self) -> list[dist.P2POp]:
+        return []
 
     # -- torch 2.11 ------------------------------------------------------------------------------------------
 
