@@ -21,8 +21,8 @@ MACHINE = {
     "machine.cores": "cores this process may use",
     "machine.memory_bytes": "the machine's memory",
     "machine.platform": "operating system and architecture",
-    "devices[].device": "what a rank computed on, in rank order: `cpu`, or a card such as `cuda:0`",
-    "devices[].name": "its name; a card also has `memory_bytes`, `capability`, `cuda`, `driver`, `triton`",
+    "devices": "what each rank computed on, in rank order: `device`, such as `cpu` or `cuda:0`, and `name`; "
+    "of a card also `memory_bytes`, `capability`, `cuda`, `driver` and `triton`",
     "dtype": "`fp32`, or `bf16` or `fp16` for autocast: what `--dtype auto` picked",
     "dtype_reason": "why",
     "threads": "compute threads of a rank",
@@ -81,7 +81,7 @@ def machine() -> str:
     have = environment("fp32", 1)
     flat = {f"{k}.{n}" for k, v in have.items() if k == "machine" for n in v} | (have.keys() - {"machine"})
     if flat != MACHINE.keys():
-        raise ValueError(f"describe {flat ^ MACHINE.keys()} in bench/study/pages_record.py")
+        raise ValueError(f"describe {flat ^ MACHINE.keys()} in bench/study/record.py")
     return "\n".join([*HEAD, *(f"| `environment.{k}` | {v} |" for k, v in MACHINE.items())])
 
 

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from thinwire.runs.machine import devices
+from thinwire.runs.machine.compute import Compute
 from thinwire.seeding import seeded
 from thinwire.types import InputError, ThinwireError
 
@@ -104,8 +105,15 @@ def test_what_is_of_no_device_passes(error: Exception):
 def test_a_model_that_a_card_has_no_room_for(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(devices, "free_bytes", lambda _device: 10**9)
     devices.check_room(torch.device("cuda:0"), 10**9, "the model")
-    with pytest.raises(InputError, match=r"the model needs at least 2\.0 GB, and cuda:0 has 1\.0 GB free"):
+    with pytest.raises(InputError, match=r"the model needs at least 2 GB, and cuda:0 has 1 GB free"):
         devices.check_room(torch.device("cuda:0"), 2 * 10**9, "the model")
+
+
+def test_hidden_states_cross_in_the_dtype_of_all_cards_and_else_in_float32():
+    card, other = (Compute(torch.device("cuda", n), torch.bfloat16) for n in range(2))
+    assert card.among([card, other]).crossing == torch.bfloat16
+    for end in (Compute(card.device, torch.float16), Compute(dtype=torch.bfloat16), Compute(card.device)):
+        assert [one.among([card, end]).crossing for one in (card, end)] == [torch.float32] * 2
 
 
 def test_seeds_leave_no_generator_changed():

@@ -88,6 +88,14 @@ def test_report_shows_the_table_s_numbers_and_the_notes(compared: Path):
     assert "no TCP dynamics" in text
 
 
+def test_report_names_the_device_of_each_rank(compared: Path):
+    runs = load_runs([compared])
+    runs[0].record.environment["devices"] = [{"name": "NVIDIA H100"}, {"name": "cpu"}]
+    text = page_of(runs)
+    for n, name in enumerate(("NVIDIA H100", "cpu")):
+        assert f"<td>devices[{n}].name</td><td>{name}</td>" in text
+
+
 def test_runs_over_different_links_say_which_had_which(compared: Path):
     runs = load_runs([compared])
     for run in runs:

@@ -193,8 +193,8 @@ def check_room(device: torch.device, nbytes: int, what: str) -> None:
     """Raise ``DeviceFull`` where a card has less free than ``what`` needs at least."""
     free = free_bytes(device)
     if free is not None and nbytes > free:
-        least = f"{what} needs at least {nbytes / 1e9:.1f} GB"
-        raise DeviceFull(f"{least}, and {device} has {free / 1e9:.1f} GB free; {_REMEDY}")
+        least = f"{what} needs at least {nbytes / 1e9:.3g} GB"
+        raise DeviceFull(f"{least}, and {device} has {free / 1e9:.3g} GB free; {_REMEDY}")
 
 
 _REMEDY = "take a smaller batch or model, more ranks, or --device cpu"

@@ -128,6 +128,8 @@ def _flat(values: Mapping[str, Any], prefix: str = "") -> list[tuple[str, str]]:
     for key, value in values.items():
         if isinstance(value, Mapping):
             rows += _flat(value, f"{prefix}{key}.")
+        elif isinstance(value, list) and value and all(isinstance(each, Mapping) for each in value):
+            rows += [row for i, each in enumerate(value) for row in _flat(each, f"{prefix}{key}[{i}].")]
         else:
             rows.append((prefix + key, _text(value)))
     return rows

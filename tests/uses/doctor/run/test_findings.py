@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 import json
+import re
 import tomllib
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from commanded import invoke
 from listeners import HERE, LONG, TOKEN, link_test, listening
 
 from thinwire.links.profile import profiles
 from thinwire.links.shape import MTU, SEGMENT
-from thinwire.runs.machine import network
+from thinwire.runs.machine import devices, network
 from thinwire.uses.doctor.run.advice import advice
+from thinwire.uses.doctor.run.check import LACKS, OK
+from thinwire.uses.doctor.run.diagnosis import _gpus
 from thinwire.uses.doctor.run.linktest import LinkTest, MeasuredWay
 from thinwire.uses.training.planning.machines_file import read_machines
 
@@ -78,3 +83,36 @@ def test_advice_is_given_where_there_is_a_reason() -> None:
     assert wmem.startswith("a: tcp_wmem allows 4.19 MB") and "20000000" in wmem
     assert "5.0% of the bytes were sent again" in lossy and "under load" in bloated
     assert advice(link_test(MeasuredWay(1e6, 1000, 1.0))) == []  # nothing is known without TCP_INFO
+
+
+@pytest.mark.parametrize(
+    ("there", "status", "said"),
+    [
+        ({}, OK, "none that torch can use"),
+        (
+            {"driver": "580.65.06", "built": None},
+            LACKS,
+            "driver 580.65.06, but torch .* is built without CUDA",
+        ),
+        ({"driver": "470.1", "built": "13.0"}, LACKS, r"driver 470\.1 does not serve CUDA 13\.0"),
+        ({"driver": "580.65.06", "built": "13.0", "cards": 2, "triton": "3.6.0"}, OK, "Triton 3.6.0"),
+        ({"driver": None, "built": "13.0", "cards": 1}, LACKS, "driver unknown, CUDA 13.0; no Triton"),
+    ],
+)
+def test_gpus_are_listed_and_what_is_missing_is_said(
+    there: dict[str, Any], status: str, said: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    about = {"name": "NVIDIA H100", "memory_bytes": 80_000_000_000, "capability": "9.0"}
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: bool(there.get("cards")))
+    monkeypatch.setattr(torch.cuda, "device_count", lambda: there["cards"])
+    monkeypatch.setattr(torch.version, "cuda", there.get("built"))
+    for name, found in {"driver": there.get("driver"), "triton": there.get("triton")}.items():
+        monkeypatch.setattr(devices, name, lambda found=found: found)
+    monkeypatch.setattr(devices, "facts", lambda _: about)
+    monkeypatch.setattr(devices, "free_bytes", lambda _: 79_000_000_000)
+    check = _gpus()
+    assert (
+        check.status == status and re.search(said, check.finding) and bool(check.remedy) == (status == LACKS)
+    )
+    for n in range(there.get("cards", 0)):
+        assert f"cuda:{n} NVIDIA H100 (80 GB, 79 GB of it free, compute capability 9.0)" in check.finding

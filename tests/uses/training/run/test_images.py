@@ -17,6 +17,7 @@ from other_device import DEVICE, Elsewhere
 from torch import Tensor
 
 from thinwire.runs.data.task import next_token_loss
+from thinwire.runs.machine import devices
 from thinwire.runs.machine.compute import Compute
 from thinwire.runs.models.cnn import build_cnn
 from thinwire.runs.ranks.world import World
@@ -143,6 +144,19 @@ def test_a_step_on_a_device_of_its_own_is_the_same_bits_and_waits_twice(
         found = trained(steps, 3, STEPS)
         assert equal([p.cpu() for p in found], wanted)
         assert steps.evaluate(this.eval_blocks()[0]) == whole.evaluate(this.eval_blocks()[0])
+
+
+def test_a_model_that_a_card_has_no_room_for_is_one_sentence(
+    job: Callable[..., Job], world: World, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """417,482 weights of float32, with a gradient and a momentum each."""
+    monkeypatch.setattr(devices, "free_bytes", lambda _: 4 << 20)
+    there = dataclasses.replace(job(optimizer="sgd:momentum=0.9"), compute=Compute(DEVICE))
+    with pytest.raises(
+        InputError, match=r"^training this rank's part .* needs at least 0\.00501 GB"
+    ):
+        build_parts(there, world)
+    build_parts(dataclasses.replace(there, config=there.config.replace(optimizer="sgd")), world)
 
 
 @pytest.mark.usefixtures("one_thread")
