@@ -20,7 +20,7 @@ from codec_examples import tensor
 from each import each
 from torch import Tensor
 
-from thinwire.codecs import Cast, ChunkTopK, Codec, Hadamard, RankOne, Uniform, roundtrip
+from thinwire.codecs import Cast, ChunkTopK, Codec, DeadZone, Hadamard, RankOne, Uniform, roundtrip
 from thinwire.codecs.codec import decode_against, roundtrip_against
 from thinwire.codecs.kernels import triton_calls
 from thinwire.types import InputError, Payload, PayloadError
@@ -48,7 +48,10 @@ CASES: list[tuple[Codec, tuple[int, ...], torch.dtype]] = [
     (Hadamard(Uniform(4), block=8), (2, 3, 20), F32),  # by a kernel behind torch's transform
     (RankOne(), (2, 5, 24), BF16),
     (RankOne(), (7,), F32),
-    (RankOne(2), (2, 33, 20), F16),
+    (RankOne(2), (2, 33, 8), F16),
+    (DeadZone(3e-4, 0.5, "one"), (2, 600), F32),
+    (DeadZone(0.7, 0.5, "one", dither=True), (3, 51), BF16),
+    (DeadZone(0.4, unit="tensor"), (4, 32), F16),
     (ChunkTopK(0.1, chunk=64, values=Uniform(8)), (3, 50), F32),
     (ChunkTopK(0.3, chunk=20, values=Cast()), (4, 33), BF16),
 ]
@@ -76,7 +79,7 @@ def outcome(codec: Codec, x: Tensor, reference: Tensor) -> list[Tensor]:
     payload, values = roundtrip(codec, x)
     against, restored = roundtrip_against(codec, x, reference)
     back = codec.decode(payload), decode_against(codec, against, reference)
-    return [*payload.parts, *codec.encode(x).parts, *against.parts, values, restored, *back]
+    return [*payload.parts, *against.parts, values, restored, *back]
 
 
 @kernels
@@ -94,7 +97,7 @@ def test_kernels_have_the_bits_of_a_cpu() -> None:
 
 
 @kernels
-@each("codec", [Uniform(4), Uniform(4, "channel"), RankOne()])
+@each("codec", [Uniform(4), Uniform(4, "channel"), RankOne(), DeadZone()])
 def test_kernels_refuse_what_torch_refuses(codec: Codec) -> None:
     x = tensor((4, 64)).to(DEVICE)
     parts = codec.encode(x).parts

@@ -10,16 +10,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
 from torch import Tensor
 
-from thinwire.codecs.kernels import kernel_calls, scales
+from thinwire.codecs.kernels import deadzone_calls, kernel_calls, scales, triton_calls
 from thinwire.codecs.kernels.bits import pack, packed_nbytes, unpack
-from thinwire.codecs.kernels.noise import dithered, fingerprint
+from thinwire.codecs.kernels.noise import dithered, fingerprint, table_on
 from thinwire.spec import Spec
 from thinwire.types import InputError, Payload, PayloadError, TensorSpec, require
+from thinwire.verdicts import refuse
 
 UNITS = ("message", "tensor", "one")
 TOP = 32767  # a level of 15 bits times a step of 8 significant ones is exact in float32
@@ -85,6 +86,8 @@ class DeadZone(Spec):
         return self.roundtrip(x)[0]
 
     def roundtrip(self, x: Tensor) -> tuple[Payload, Tensor]:
+        if fused := self._fused(x, None):
+            return fused
         spec, values = TensorSpec.of(x), x.detach().to(torch.float32).reshape(-1)
         stored = scales.store(self._step(values), "bfloat16")
         step = scales.expand(stored, "bfloat16")
@@ -96,14 +99,51 @@ class DeadZone(Spec):
         parts = *codes, stored, stored.new_full(stored.shape, key - (1 << 63), dtype=torch.int64)
         return Payload(spec, parts), _shaped(dithered(found, key, step, -1), spec, step)
 
+    def roundtrip_against(self, x: Tensor, reference: Tensor) -> tuple[Payload, Tensor] | None:
+        return self._fused(x, reference)
+
     def decode(self, payload: Payload) -> Tensor:
-        spec = payload.spec
+        spec, x = payload.spec, self.decode_against(payload, None)
+        if x is not None:
+            return x
         packed, large, stored, *key = self._parts(payload)
         step = scales.load(stored, "bfloat16")
         found = _values(packed, large, spec.numel, step)
         if self.dither and spec.numel:
             found = dithered(found, int(key[0]) + (1 << 63), step, -1)
         return _shaped(found, spec, step)
+
+    def decode_against(self, payload: Payload, reference: Tensor | None) -> Tensor | None:
+        """Return what a payload stands for, on top of ``reference`` or alone, by kernels."""
+        spec, parts = payload.spec, self._parts(payload)
+        fits = spec.numel > 0 and (reference is None or spec.dtype == torch.float32)
+        if not fits or not triton_calls.there(parts[0], reference):
+            return None
+        n, (codes, large) = spec.numel, (part.numel() for part in parts[:2])
+        require(codes == packed_nbytes(n, 2), PayloadError, f"{codes} bytes do not hold {n} codes of 2 bits")
+        require(large % 2 == 0, PayloadError, f"{large} bytes of large levels, expected two each")
+        table = table_on(parts[0].device) if self.dither else None
+        x, wrong = deadzone_calls.values(parts, spec.shape, spec.dtype, table, reference)
+        refuse(wrong[0], lambda: scales.outside("bfloat16"))
+        refuse(wrong[1], lambda: PayloadError(f"{large} bytes do not hold the large levels"))
+        return x
+
+    def _fused(self, x: Tensor, reference: Tensor | None) -> tuple[Payload, Tensor] | None:
+        """Return what ``roundtrip``, or ``roundtrip_against``, does by kernels; None where there are none."""
+        x = x.detach()
+        if not x.numel() or not triton_calls.there(x, reference):
+            return None
+        table = table_on(x.device) if self.dither else x
+        packed, large, step, restored = deadzone_calls.coded(self._zone, x, reference, table)
+        refuse(step.wrong, _not_finite)
+        spec = TensorSpec(tuple(x.shape), x.dtype if reference is None else torch.float32)
+        key = (step.key,) if self.dither else ()
+        return Payload(spec, (packed, large, step.stored, *key)), restored
+
+    @cached_property
+    def _zone(self) -> deadzone_calls.Zone:
+        """What kernels are told."""
+        return deadzone_calls.Zone(self.step, self.offset, self.unit, self.dither, TOP)
 
     def nbytes(self, spec: TensorSpec) -> int:
         return packed_nbytes(spec.numel, 2) + 2 * spec.numel + (10 if self.dither else 2)
@@ -178,8 +218,12 @@ def _mean(sizes: Tensor) -> Tensor:
     """Return the mean of magnitudes, which it overwrites."""
     mean = sizes.mul_(1 / sizes.numel()).sum()  # divided before the sum, which so cannot overflow
     if not math.isfinite(mean):
-        raise InputError("a NaN or infinite value cannot be quantised; look for the overflow that made it")
+        raise _not_finite()
     return mean
+
+
+def _not_finite() -> InputError:
+    return InputError("a NaN or infinite value cannot be quantised; look for the overflow that made it")
 
 
 def _values(packed: Tensor, large: Tensor, n: int, step: Tensor) -> Tensor:

@@ -13,7 +13,15 @@ import torch
 from torch import Tensor
 
 from thinwire.codecs import tagged
-from thinwire.codecs.codec import Codec, is_up_to_date, require_codec, roundtrip, tuned
+from thinwire.codecs.codec import (
+    Codec,
+    decode_against,
+    is_up_to_date,
+    require_codec,
+    roundtrip,
+    roundtrip_against,
+    tuned,
+)
 from thinwire.codecs.kernels.bits import pack, packed_nbytes, unpack
 from thinwire.spec import Spec
 from thinwire.types import InputError, Payload, PayloadError, TensorSpec, require
@@ -97,6 +105,17 @@ class Entropy(Spec):
         frame = tagged.compress(symbols, self.level, symbols.data.numel())
         return tagged.store(part) if frame is None else frame
 
+    def roundtrip_against(self, x: Tensor, reference: Tensor) -> tuple[Payload, Tensor] | None:
+        if is_quantiser(self.inner):
+            return None
+        payload, restored = roundtrip_against(self.inner, x, reference)
+        return self._parts(payload), restored
+
+    def decode_against(self, payload: Payload, reference: Tensor) -> Tensor | None:
+        if is_quantiser(self.inner):
+            return None
+        return decode_against(self.inner, self._expanded(payload), reference)
+
     def decode(self, payload: Payload) -> Tensor:
         spec, inner = payload.spec, self.inner
         if is_quantiser(inner):
@@ -104,10 +123,12 @@ class Entropy(Spec):
                 raise PayloadError(f"an entropy-coded payload of {len(payload.parts)} parts, expected 2")
             codes = _codes(payload.parts[0], inner.bits, spec.numel)
             return inner.dequantise(codes, _scales(payload.parts[1], *inner.scale_layout(spec)), spec)
-        if len(payload.parts) > MAX_PARTS:
-            raise PayloadError(f"an entropy-coded payload of {len(payload.parts)} parts, at most {MAX_PARTS}")
-        bound = inner.nbytes(spec)
-        return inner.decode(Payload(spec, tuple(tagged.expand(p, bound) for p in payload.parts)))
+        return inner.decode(self._expanded(payload))
+
+    def _expanded(self, payload: Payload) -> Payload:
+        n, bound = len(payload.parts), self.inner.nbytes(payload.spec)
+        require(n <= MAX_PARTS, PayloadError, f"an entropy-coded payload of {n} parts, at most {MAX_PARTS}")
+        return Payload(payload.spec, tuple(tagged.expand(p, bound) for p in payload.parts))
 
     def nbytes(self, spec: TensorSpec) -> int:
         return self.inner.nbytes(spec) + (2 if is_quantiser(self.inner) else MAX_PARTS)

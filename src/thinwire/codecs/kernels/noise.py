@@ -80,6 +80,11 @@ def dithered(x: Tensor, key: int, step: Tensor, sign: int = 1) -> Tensor:
     return noise.mul_(sign * step).add_(x)
 
 
+def table_on(device: torch.device) -> Tensor:
+    """Return the table of the noise, twice over, on a device."""
+    return _table(device.type, device.index)
+
+
 @lru_cache(maxsize=8)
 def _table(kind: str, index: int | None) -> Tensor:
     device = torch.device(kind) if index is None else torch.device(kind, index)

@@ -35,18 +35,20 @@ def _sums(x: Tensor, held: Tensor, shape: tuple[int, int, int], against: bool) -
     lead = -(-(1 + count) // 2)
     room = torch.zeros(lead + count * (1 + rows + width), dtype=torch.int64, device=x.device)
     flags, sums = room[:lead].view(torch.int32), room[lead:]
-    per = rows * width
-    programs = -(-per // (2 * SIZE * _LAPS)), count
+    per, size = rows * width, 2 * SIZE
+    laps = min(_LAPS, -(-per // size))
+    programs = -(-per // (size * laps)), count
     triton_calls.launch(
-        levelling.peaks_of_matrices, programs, (x, held, flags), (per,), (2 * SIZE, _LAPS, against)
+        levelling.peaks_of_matrices, programs, (x, held, flags), (per,), (size, laps, against)
     )
-    tiles = -(-rows // (_TALL * _LAPS)), -(-width // _WIDE), count
+    laps = min(_LAPS, -(-rows // _TALL))
+    tiles = -(-rows // (_TALL * laps)), -(-width // _WIDE), count
     triton_calls.launch(
         levelling.sums_of_matrices,
         tiles,
         (x, held, flags, sums),
         (count, rows),
-        (width, _TALL, _WIDE, _LAPS, against),
+        (width, _TALL, _WIDE, laps, against),
     )
     return flags, sums
 

@@ -80,7 +80,7 @@ def launch(
     kernel: Any,
     programs: tuple[int, ...],
     tensors: tuple[Tensor, ...],
-    numbers: tuple[int, ...],
+    numbers: tuple[float, ...],
     constants: tuple[float, ...],
     warps: int = 4,
 ) -> None:
