@@ -6,6 +6,7 @@ import re
 
 import pytest
 import torch
+from commanded import invoke
 
 from thinwire.runs.machine import devices
 from thinwire.runs.machine.compute import Compute
@@ -49,6 +50,22 @@ def test_a_device_that_is_not_there(text: str, cards: int, told: str, monkeypatc
     monkeypatch.setattr(torch.backends.mps, "is_available", lambda: False)
     with pytest.raises(InputError, match=told):
         devices.choose(text)
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        *(["train"], ["compare", "fp32", "thinwire"], ["plan", "--measure"], ["generate", "one"]),
+        *(["federate", "fedavg"], ["federate-join", "127.0.0.1:1"], ["federate-serve"], ["demo"]),
+        *(["pack", "absent", "-o", "x.tw"], ["demo", "models"], ["demo", "federated"], ["demo", "replicas"]),
+    ],
+)
+def test_a_card_that_is_not_there_is_told_before_anything_is_loaded(
+    words: list[str], monkeypatch: pytest.MonkeyPatch
+):
+    a_machine_with(monkeypatch, 1)
+    result = invoke(*words, "--device", "cuda:7")
+    assert result.exit_code == 2 and "there is no device cuda:7, but cuda:0; give" in result.stderr
 
 
 def test_a_process_forked_from_one_that_uses_a_card_says_so(monkeypatch: pytest.MonkeyPatch):

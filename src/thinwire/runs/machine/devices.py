@@ -62,6 +62,12 @@ def choose(text: str, place: int = 0) -> torch.device:
     return torch.device(kind, at)
 
 
+def check_there(text: object) -> None:
+    """Raise ``InputError`` for a card that this machine lacks; of a text that is none, others say so."""
+    if isinstance(text, str) and text not in (AUTO, CPU) and re.fullmatch(FORM, text):
+        choose(text)
+
+
 def own(text: str) -> torch.device:
     """Return the device of this rank, and make it the current one. Errors: as of ``choose``."""
     import torch

@@ -11,6 +11,7 @@ from typing import Annotated, Any
 
 import typer
 
+from thinwire.runs.machine.devices import check_there
 from thinwire.runs.options import Options, flag, from_text
 from thinwire.runs.ranks.rendezvous import under_torchrun
 from thinwire.runs.ranks.run_config import JOB, RunConfig
@@ -58,7 +59,9 @@ def with_config(
             said = config.renamed(said, "the command line")
             given = {n: from_text(config, n, v) for n, v in said.items()}
             read = config.read_toml(path, unused) if path else {}
-            command(given=base | read | _environment([fields[n] for n in names]) | given, **arguments)
+            given = base | read | _environment([fields[n] for n in names]) | given
+            check_there(given.get("device"))  # before anything is loaded, which takes long
+            command(given=given, **arguments)
 
         own = [p for p in inspect.signature(command, eval_str=True).parameters.values() if p.name != "given"]
         parameters = own + ([_parameter("config", _config_file(panel))] if file and not only else [])

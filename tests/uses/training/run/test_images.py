@@ -152,9 +152,7 @@ def test_a_model_that_a_card_has_no_room_for_is_one_sentence(
     """417,482 weights of float32, with a gradient and a momentum each."""
     monkeypatch.setattr(devices, "free_bytes", lambda _: 4 << 20)
     there = dataclasses.replace(job(optimizer="sgd:momentum=0.9"), compute=Compute(DEVICE))
-    with pytest.raises(
-        InputError, match=r"^training this rank's part .* needs at least 0\.00501 GB"
-    ):
+    with pytest.raises(InputError, match=r"^training this rank's part .* needs at least 0\.00501 GB"):
         build_parts(there, world)
     build_parts(dataclasses.replace(there, config=there.config.replace(optimizer="sgd")), world)
 
