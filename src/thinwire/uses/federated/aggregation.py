@@ -201,9 +201,10 @@ def discount(staleness: int, a: float) -> float:
 def moved(weights: Tensor, changes: Iterable[tuple[float, Tensor]]) -> Tensor:
     """Return ``weights`` [1, N] less the sum of the changes, each times its share: float64, then float32.
 
-    Products are rounded before they are added, so that no processor's fused arithmetic makes a difference.
+    On the device of all of them, to the same bits on each: products are rounded before they are added, so
+    that no processor's fused arithmetic makes a difference.
     """
-    total = torch.zeros(weights.shape, dtype=torch.float64)
+    total = torch.zeros(weights.shape, dtype=torch.float64, device=weights.device)
     for share, change in changes:
         total += change.double().mul_(share)
     return weights.double().sub_(total).float()

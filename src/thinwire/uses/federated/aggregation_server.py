@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from thinwire.channels.references import under
+from thinwire.staging import to_host
 from thinwire.types import MAX_KEY, InputError, MissingExtra, PayloadError, ThinwireError, require
 from thinwire.uses.federated.aggregation import ArrivedUpdate, Federation, Rule, moved
 from thinwire.uses.federated.choosing.client_profile import (
@@ -24,7 +25,14 @@ from thinwire.uses.federated.choosing.client_profile import (
 )
 from thinwire.uses.federated.download import Download, FullDownload
 from thinwire.uses.federated.local_training import Decay
-from thinwire.uses.federated.parameters import Parameters, Signature, byte_tensor, most_nbytes, unpack_row
+from thinwire.uses.federated.parameters import (
+    Parameters,
+    Signature,
+    byte_tensor,
+    here,
+    most_nbytes,
+    unpack_row,
+)
 from thinwire.uses.federated.update_messages import HEAD, Held, Update, VersionMessage
 
 NORMS = 256  # of the last updates that policies are told
@@ -214,7 +222,7 @@ class Server:
         member.traffic.up += len(data)
         member.traffic.raw_up += 4 * self.weights.numel()
         try:
-            update, kept = checked(data, client, member, self.weights.numel())
+            update, kept = checked(data, client, member, self.weights)
             self._check_round(update)
         except PayloadError as e:
             member.traffic.refused += 1
@@ -277,7 +285,7 @@ class Server:
         require(many == have, InputError, f"a version of {many} values for a model of {have}; give as many")
         sound = bool(weights.isfinite().all())
         require(sound, InputError, f"version {self.version + 1} would not be finite; lower the step size")
-        return self._go_on(weights.detach().reshape(1, -1).float().clone())
+        return self._go_on(weights.detach().to(self.weights.device).reshape(1, -1).float().clone())
 
     def _go_on(self, weights: Tensor) -> int:
         self._norms.append(float((weights.double() - self.weights).norm()))
@@ -306,7 +314,7 @@ class Server:
 
     def _changes(self, updates: Iterable[Update]) -> Iterator[Tensor]:
         for u in updates:
-            change = unpack_row(u.packet, self.weights.numel(), u.client)
+            change = unpack_row(u.packet, self.weights.numel(), u.client, self.weights.device)
             yield change + (self.weights - self._starts[u.version]) if self.rule.mixes else change
 
     def _member(self, client: int) -> ClientState:
@@ -330,9 +338,9 @@ class Server:
             "norms": list(self._norms),
             "members": {str(c): m.to_dict() for c, m in sorted(self._members.items())},
         }
-        state = {"weights": self.weights.clone(), "words": byte_tensor(json.dumps(words).encode())}
+        state = {"weights": here(self.weights), "words": byte_tensor(json.dumps(words).encode())}
         state |= {f"update.{i}": byte_tensor(u.pack()) for i, u in enumerate(updates)}
-        state |= {f"start.{v}": row.clone() for v, row in self._starts.items()}
+        state |= {f"start.{v}": here(row) for v, row in self._starts.items()}
         return state | {f"download.{name}": x for name, x in self._sender.state_dict().items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -345,12 +353,14 @@ class Server:
         require(words["config"] == self._config(), InputError, wrong)
         if self.signature is not None:
             self.signature.check(Signature.read(words.get("model")), "the model of the state")
-        self.weights, self.version = state["weights"].clone(), words["version"]
+        device = self.weights.device
+        self.weights, self.version = state["weights"].to(device, copy=True), words["version"]
         self._asked, self._gone = set(words["asked"]), words["gone"]
         self._round = dict(words.get("round", ()))
         self._norms = deque(words["norms"], NORMS)
         self._members = {int(c): ClientState.from_dict(m) for c, m in words["members"].items()}
-        self._starts = {int(v): row.clone() for v, row in under(state, "start.").items()}
+        starts = under(state, "start.").items()
+        self._starts = {int(v): row.to(device, copy=True) for v, row in starts}
         self._waiting, self._assigned = {}, None
         for i in range(sum(name.startswith("update.") for name in state)):
             update = Update.unpack(state[f"update.{i}"].numpy().tobytes())
@@ -384,21 +394,24 @@ class Accepted:
     version: int | None = None
 
 
-def checked(data: bytes | memoryview, client: int, member: ClientState, values: int) -> tuple[Update, int]:
+def checked(
+    data: bytes | memoryview, client: int, member: ClientState, weights: Tensor
+) -> tuple[Update, int]:
     """Return the update in ``data``, which ``client`` sent, if it may be taken, and how many values it has.
 
     Errors: ``PayloadError`` saying why not, in one sentence.
     """
+    values = weights.numel()
     most = HEAD.size + Update.FORM.size + most_nbytes(values)
     require(len(data) <= most, PayloadError, f"{len(data)} bytes for {values} values, at most {most} may be")
     try:
         update = Update.unpack(data)
         check_place(update, client, member)
-        row = unpack_row(update.packet, values, client)
-        check_values(row)
+        row = unpack_row(update.packet, values, client, weights.device)
+        kept = check_values(row)
     except MissingExtra as e:
         raise PayloadError(f"it is coded in a way that this server cannot read: {e}") from e
-    return update, int(row.count_nonzero())
+    return update, kept
 
 
 def check_place(update: Update, client: int, member: ClientState) -> None:
@@ -419,13 +432,18 @@ def check_place(update: Update, client: int, member: ClientState) -> None:
         raise PayloadError(f"it says that it was trained on {update.samples} samples{there}")
 
 
-def check_values(row: Tensor) -> None:
-    """Raise ``PayloadError`` for a NaN, an infinity, or values that no training makes."""
-    low, high = torch.stack(torch.aminmax(row)).tolist()  # a NaN is both
+def check_values(row: Tensor) -> int:
+    """Return how many values are not zero.
+
+    Errors: ``PayloadError`` for a NaN, an infinity, or values that no training makes.
+    """
+    found = to_host([*torch.aminmax(row), row.count_nonzero()]).tensors()  # a NaN is both, the lowest too
+    low, high, many = (x.item() for x in found)
     if not (low == low and -low < math.inf > high):
         raise PayloadError("it holds a NaN or an infinity")
     if (largest := max(high, -low)) > LARGEST:
         raise PayloadError(f"it holds {largest:.2g}, beyond {LARGEST:g}, as a training that diverged")
+    return int(many)
 
 
 @dataclass

@@ -54,7 +54,7 @@ class Client:
         self._model, self._loss, self._local, self._seed = model, loss, local or LocalSGD(), seed
         self._loss_scale = loss_scale
         self._parameters = parameters or Parameters(model)
-        self._copy = copy or ModelCopy(self._parameters.numel)
+        self._copy = copy or ModelCopy(self._parameters.numel, device=self._parameters.device)
         self.sequence = 0  # of the last update; to be told to the server with each request
 
     @property
@@ -106,16 +106,20 @@ class Client:
             Signature(own).check(Signature(version.model), whose)
 
     def change(self, version: VersionMessage, start: Tensor) -> Tensor:
-        """Return start less end [1, N] of the local steps from ``start``; what is undelivered stays so."""
+        """Return start less end [1, N] of the local steps from ``start``; what is undelivered stays so.
+
+        It is on the model's device.
+        """
         who = f"client {self.id}, version {version.number}"
         seed = _seed(self._seed, self.id, version.sequence)
         batches = self.data.batches(version.steps, torch.Generator().manual_seed(seed))
+        start = start.to(self._parameters.device)  # in one copy
         self._parameters.write(start)
         stood = self._parameters.stands()
         with seeded(seed):
             self._local.run(self._model, self._loss, batches, version.rate, who, self._loss_scale)
         self._parameters.check_kept(stood)
-        change = start - self._parameters.read()
+        change = start - self._parameters.row()
         check_finite(float(change.sum()), who, version.steps, version.rate)
         return change
 

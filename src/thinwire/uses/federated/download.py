@@ -20,7 +20,7 @@ from thinwire.spec import Spec
 from thinwire.state.history import History
 from thinwire.types import InputError, require
 from thinwire.uses.federated.model_copy import NAME, layout_of, sum_of, whole
-from thinwire.uses.federated.parameters import byte_tensor
+from thinwire.uses.federated.parameters import byte_tensor, here
 from thinwire.uses.federated.update_messages import Held, VersionForm
 
 Lead = tuple[VersionForm, tuple[bytes, ...]]  # how a version is sent, and its packets
@@ -203,17 +203,17 @@ class SharedSender:
 
     def state_dict(self) -> dict[str, Tensor]:
         log = {f"log.{i}": byte_tensor(m) for i, m in enumerate(self._log)}
-        numbers = torch.tensor([self._number, *self._checks], dtype=torch.int64)
-        sender = {f"sender.{name}": x for name, x in self._sender.state_dict().items()}
-        rows = {"given": self._given.clone(), "oldest": self._oldest.clone()}
+        numbers = torch.tensor([self._number, *self._checks], dtype=torch.int64, device="cpu")
+        sender = {f"sender.{name}": here(x) for name, x in self._sender.state_dict().items()}
+        rows = {"given": here(self._given), "oldest": here(self._oldest)}
         return rows | {"numbers": numbers} | log | sender
 
     def load_state_dict(self, state: Mapping[str, Tensor], weights: Tensor) -> None:
         self._number, *checks = state["numbers"].tolist()
-        self._checks, self._given = deque(checks), state["given"].clone()
+        self._checks, self._given = deque(checks), state["given"].to(weights.device, copy=True)
         self._log = deque(state[f"log.{i}"].numpy().tobytes() for i in range(len(checks) - 1))
         self._sender.load_state_dict(under(state, "sender."))
-        self._begin(state["oldest"].clone())
+        self._begin(state["oldest"].to(weights.device, copy=True))
         again = Receiver()
         again.load_state_dict(self._tail.state_dict())
         for message in self._log:

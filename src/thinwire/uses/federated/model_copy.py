@@ -54,11 +54,13 @@ class ModelCopy:
     """Follow the versions that a server sends to one client.
 
     ``values``: parameters of the model. ``initial`` [1, N]: version 0, where both ends make it of the same
-    seed; then it need not be sent if downloads are deltas.
+    seed; then it need not be sent if downloads are deltas. ``device``: where versions are decoded and held.
     """
 
-    def __init__(self, values: int, initial: Tensor | None = None) -> None:
-        self._values = values
+    def __init__(
+        self, values: int, initial: Tensor | None = None, device: torch.device | str = "cpu"
+    ) -> None:
+        self._values, self._device = values, torch.device(device)
         self._receiver = Receiver()
         self._row: Tensor | None = None
         self.held: Held | None = None  # what the next version may lead on from
@@ -98,7 +100,7 @@ class ModelCopy:
 
     def _values_of(self, version: VersionMessage) -> Tensor:
         if version.form is VersionForm.FULL:
-            return unpack_row(version.packets[0], self._values, SHARED)
+            return unpack_row(version.packets[0], self._values, SHARED, self._device)
         if version.form is VersionForm.WHOLE:
             return self._patched(None, version)
         row, base = self._row, version.number - len(version.packets)
@@ -119,7 +121,7 @@ class ModelCopy:
         require(fits, PayloadError, f"what came for version {version.number} is no patch to it")
         replica = Replica(layout, 0)
         if row is not None:
-            replica.start({NAME: row})
+            replica.start({NAME: row.cpu()})
         replica.apply(patch)
         replica.swap()
         return self._set(replica.tensors()[NAME].clone(), version.number)
@@ -132,7 +134,7 @@ class ModelCopy:
         """Decode a message of the shared model, the one that leads to version ``number``, and hold that."""
         most = most_nbytes(self._values)
         require(len(data) <= most, PayloadError, f"version {number} takes {len(data)} bytes, over {most}")
-        packet = wire.unpack(data, max_nbytes=4 * self._values)
+        packet = wire.unpack(data, max_nbytes=4 * self._values, device=self._device)
         entries = [(e.key, e.version) for e in packet.entries]
         fits = packet.memory == repr(Delta()) and entries == [(SHARED, number + 1)]
         require(fits, PayloadError, f"what came for version {number} is no message of it")

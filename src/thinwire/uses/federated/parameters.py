@@ -17,6 +17,7 @@ from torch.nn.parameter import is_lazy
 from thinwire.channels import wire
 from thinwire.channels.channel import Receiver
 from thinwire.channels.memory import parse_memory
+from thinwire.staging import to_host
 from thinwire.types import InputError, PayloadError, TensorSpec, require
 
 ROOM = 4096  # bytes of framing that a packet may add to its values
@@ -49,6 +50,7 @@ class Parameters:
             wrong = f"the model keeps {name}, which clients would not share; use group norm, or no norm"
             require(not name.endswith(("running_mean", "running_var")) or b is None, InputError, wrong)
         self.numel = sum(p.numel() for p in self._parameters)
+        self.device = self._parameters[0].device  # where rows of this model are coded
         self._buffers = {n: b.detach().clone() for n, b in model.named_buffers()}
 
     @cached_property
@@ -58,8 +60,9 @@ class Parameters:
 
     def stands(self) -> dict[str, tuple[int, int, float]]:
         """Return how frozen parameters stand, to be given to ``check_kept`` once the model was trained."""
-        frozen = ((n, p.detach()) for n, p in self._model.named_parameters() if not p.requires_grad)
-        return {n: (_place(p), p._version, _sum(plain(p))) for n, p in frozen}
+        frozen = {n: p.detach() for n, p in self._model.named_parameters() if not p.requires_grad}
+        sums = self._read([_sum(plain(p)) for p in frozen.values()])
+        return {n: (_place(p), p._version, x) for (n, p), x in zip(frozen.items(), sums, strict=True)}
 
     def check_kept(self, stood: Mapping[str, tuple[int, int, float]]) -> None:
         """Raise ``InputError`` where training moved what clients do not share, and name it.
@@ -71,27 +74,42 @@ class Parameters:
         require(kept, InputError, "other parameters are trained than at the start; choose them before")
         moved = [n for n, stand in self.stands().items() if stood.get(n) != stand]
         saved, now = self._model.state_dict(keep_vars=True).keys(), dict(self._model.named_buffers())
+        compared: dict[str, Tensor] = {}
         for name in {**self._buffers, **now}:
             before, after = self._buffers.get(name), now.get(name)
             cache = name not in saved and (before is None or after is None or before.shape != after.shape)
-            if not cache and not (before is not None and after is not None and _same(before, after)):
-                moved.append(name)
+            if not cache:
+                compared[name] = _differ(before, after)
+        differ = self._read(list(compared.values()))
+        moved += [name for name, found in zip(compared, differ, strict=True) if found]
         wrong = "which clients would not share, so that the server's stays as it was"
         wrong = (
             f"training moves {', '.join(moved[:3])} of the model, {wrong}; use group norm, or leave it out"
         )
         require(not moved, InputError, wrong)
 
+    def _read(self, values: list[Tensor]) -> list[float]:
+        """Return numbers of the device, by one copy and one wait."""
+        (found,) = to_host([torch.stack([x.to(self.device) for x in values])]).tensors() if values else ([],)
+        return [float(x) for x in found]
+
+    def row(self) -> Tensor:
+        """Return the values [1, N], a copy on the model's device."""
+        return torch.cat([p.detach().reshape(1, -1).to(self.device) for p in self._parameters], 1)
+
     def read(self) -> Tensor:
         """Return the values [1, N], a copy on the CPU."""
-        return torch.cat([p.detach().reshape(1, -1) for p in self._parameters], 1).cpu()
+        (found,) = to_host([self.row()]).tensors()
+        return found
 
     def write(self, row: Tensor) -> None:
-        """Copy [1, N] into the parameters, which do not share its memory. Errors: ``InputError``."""
+        """Copy [1, N] of any device into the parameters, which do not share its memory.
+
+        Errors: ``InputError``.
+        """
         wrong = f"a row of shape {list(row.shape)} for a model of {self.numel} values; give [1, {self.numel}]"
         require(row.shape == (1, self.numel), InputError, wrong)
-        row = row.to(self._parameters[0].device)  # in one copy
-        parts = row.reshape(-1).split([p.numel() for p in self._parameters])
+        parts = row.to(self.device).reshape(-1).split([p.numel() for p in self._parameters])
         with torch.no_grad():
             for p, part in zip(self._parameters, parts, strict=True):
                 p.copy_(part.view(p.shape))
@@ -101,13 +119,17 @@ def _place(x: Tensor) -> int:
     return x.data_ptr() if x.layout == torch.strided else 0  # a sparse one has none
 
 
-def _sum(x: Tensor) -> float:
-    return float((torch.view_as_real(x) if x.is_complex() else x).sum(dtype=torch.float64))
+def _sum(x: Tensor) -> Tensor:
+    return (torch.view_as_real(x) if x.is_complex() else x).sum(dtype=torch.float64)
 
 
-def _same(a: Tensor, b: Tensor) -> bool:
-    a, b = plain(a), plain(b)
-    return a.dtype == b.dtype and a.shape == b.shape and bool(torch.isclose(a, b, 0, 0, equal_nan=True).all())
+def _differ(a: Tensor | None, b: Tensor | None) -> Tensor:
+    """Return whether a buffer is another one now, as a number."""
+    if a is not None and b is not None:
+        a, b = plain(a), plain(b)
+        if (a.dtype, a.shape, a.device) == (b.dtype, b.shape, b.device):
+            return torch.isclose(a, b, 0, 0, equal_nan=True).all().logical_not().double()
+    return torch.ones((), dtype=torch.float64, device="cpu")
 
 
 def most_nbytes(values: int) -> int:
@@ -115,14 +137,16 @@ def most_nbytes(values: int) -> int:
     return 5 * values + ROOM
 
 
-def unpack_row(data: bytes | memoryview, values: int, key: int) -> Tensor:
+def unpack_row(data: bytes | memoryview, values: int, key: int, device: torch.device | str = "cpu") -> Tensor:
     """Return the row [1, ``values``], float32, in a packet of one entry named ``key`` that leaves no state.
+
+    It is decoded on ``device``, to the same bits on each.
 
     Errors: ``PayloadError`` for anything else, before anything larger than such a row is allocated.
     """
     if len(data) > (most := most_nbytes(values)):
         raise PayloadError(f"{len(data)} bytes for {values} values, at most {most} may be")
-    packet, spec = wire.unpack(data, max_nbytes=4 * values), TensorSpec((1, values))
+    packet, spec = wire.unpack(data, max_nbytes=4 * values, device=device), TensorSpec((1, values))
     if len(packet.entries) != 1 or packet.entries[0].key != key:
         keys = [e.key for e in packet.entries[:4]]
         raise PayloadError(f"a packet of the keys {keys} where {key} is expected")
@@ -219,6 +243,11 @@ def _mixed(tensors: Iterable[Tensor]) -> tuple[float, float]:
         sizes += (1 + number % 5) * math.log1p(math.sqrt(size))
         mix += dot / math.sqrt(size) if size else 0.0
     return sizes, mix
+
+
+def here(row: Tensor) -> Tensor:
+    """Return a copy on the CPU, to be saved."""
+    return row.to("cpu", copy=True)
 
 
 def byte_tensor(data: bytes) -> Tensor:

@@ -13,7 +13,7 @@ from thinwire.channels.memory import ErrorFeedback, Memory, NoMemory
 from thinwire.channels.references import Store, under
 from thinwire.codecs import Codec, Raw
 from thinwire.types import InputError, require
-from thinwire.uses.federated.parameters import byte_tensor, unpack_row
+from thinwire.uses.federated.parameters import byte_tensor, here, unpack_row
 
 
 class SentUpdate(NamedTuple):
@@ -28,7 +28,8 @@ class ClientResiduals:
 
     ``memory`` is ``ErrorFeedback``, or ``NoMemory``: then what is dropped, refused or lost is gone.
     ``references`` is the form of the residuals: ``Raw()`` is fp32, ``Cast("float16")`` takes half of it,
-    ``Uniform(8, group=64)`` about a quarter. ``store``: where they are (default: in memory; a ``DiskStore``).
+    ``Uniform(8, group=64)`` about a quarter. ``store``: where they are, by default on the device where they
+    are coded; ``TensorStore("cpu")`` has those of many clients in the host's memory, a ``DiskStore`` on disk.
 
     A lost update is kept as its packet, which decodes to the bits that the server would have added.
 
@@ -53,11 +54,13 @@ class ClientResiduals:
     def encode(self, client: int, sequence: int, change: Tensor, codec: Codec) -> bytes:
         """Return the packet for ``change`` [1, N] and all that ``client`` has not delivered yet.
 
+        It is coded on the device of ``change``, where the residual then is; see ``store``.
+
         Errors: ``InputError`` for a NaN or an infinity; then nothing has changed.
         """
         lost = self._sent.get(client)
         if lost is not None:
-            change = change + unpack_row(lost.packet, change.numel(), client)
+            change = change + unpack_row(lost.packet, change.numel(), client, change.device)
         packet = wire.pack(self._sender.encode(change, [client], codec=codec)[0])
         if isinstance(self._sender.scheme.memory, ErrorFeedback):
             self._sent[client] = SentUpdate(sequence, packet)
@@ -84,9 +87,9 @@ class ClientResiduals:
         return len(self._sent)
 
     def state_dict(self) -> dict[str, Tensor]:
-        """Return residuals and packets as plain tensors."""
+        """Return residuals and packets as plain tensors, on the CPU."""
         packets = {f"sent.{c}.{s.sequence}": byte_tensor(s.packet) for c, s in self._sent.items()}
-        return packets | {f"sender.{name}": x for name, x in self._sender.state_dict().items()}
+        return packets | {f"sender.{name}": here(x) for name, x in self._sender.state_dict().items()}
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Load what ``state_dict`` returned."""

@@ -22,6 +22,7 @@ from torch import Tensor
 
 from thinwire.runs.machine.devices import is_card, told
 from thinwire.runs.machine.processor import cores, resident_peak
+from thinwire.staging import to_host
 from thinwire.types import ThinwireError, require
 from thinwire.uses.federated.local_training import TrainingError
 from thinwire.uses.federated.run.federated_setup import LocalTurn, Setup
@@ -176,7 +177,8 @@ def _asked(worker: Worker, turn: LocalTurn, weights: Tensor) -> Tensor:
 
 def send_row(stream: IO[bytes], head: bytes, row: Tensor) -> None:
     """Write a head and the float32 values of a row."""
-    stream.write(head + row.contiguous().numpy().tobytes())
+    (values,) = to_host([row]).views()
+    stream.write(head + values)
     stream.flush()
 
 
