@@ -64,11 +64,15 @@ class Federation:
         residuals: ClientResiduals | None = None,
         steps: int = 2,
         batch: int = 5,
+        device: torch.device | str = "cpu",
+        serves: bool = False,
     ) -> None:
+        """``device``: of the clients' model, and of what the server holds where it ``serves`` there."""
         self.policy, self.residuals = Same(steps, codec or Raw()), residuals or ClientResiduals()
-        self.shared = model()
+        self.shared = model().to(device)
         start = Parameters(self.shared)
-        self.server = Server(start, rule or Synchronous(), self.policy, download, Decay(RATE))
+        begun = start.row() if serves else start
+        self.server = Server(begun, rule or Synchronous(), self.policy, download, Decay(RATE))
         self.clients = {
             i: Client(i, self.shared, samples(i, batch), self.residuals) for i in range(len(SIZES))
         }

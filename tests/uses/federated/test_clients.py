@@ -188,7 +188,7 @@ def test_a_turn_on_a_device_of_its_own_is_the_same_bits_and_waits_for_no_step(sc
         seen.clear()
         found = change(net)
         kinds = [wait.partition(" at ")[0] for wait in seen.waits]
-    assert torch.equal(found, wanted)
+        assert found.device == DEVICE and torch.equal(found.cpu(), wanted)
     assert kinds.count("tolist") == 1 and seen.to_host == 1
 
 

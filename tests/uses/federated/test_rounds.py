@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 from collections import defaultdict
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import dataclass
 from itertools import pairwise, permutations
 from random import Random
@@ -12,6 +13,7 @@ from random import Random
 import pytest
 import torch
 from federation import RATE, SIZES, Federation, Same, kept, model, refused, same, samples, taken
+from other_device import DEVICE, Elsewhere, Seen
 from torch import Tensor, nn
 
 from thinwire.channels.disk import DiskStore
@@ -30,6 +32,8 @@ from thinwire.uses.federated.update_messages import Update
 
 RULES: list[Rule] = [Synchronous(), Synchronous("participants"), FedAsync(), FedBuff(3), Periodic(a=0.5)]
 SPARSE = TopK(0.1, Uniform(4, group=16))
+CUDA = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+DEVICES = [pytest.param(DEVICE, id="make-believe"), pytest.param(torch.device("cuda"), id="cuda", marks=CUDA)]
 
 
 def test_one_step_of_each_client_is_one_step_on_all_their_samples() -> None:
@@ -342,3 +346,40 @@ def test_who_does_not_answer_in_time_is_left_out_for_longer_each_time() -> None:
         if conductor.going and server.missing == [3]:
             conductor.late(3)
     assert asked == [0, 2, 6, 14, 30]
+
+
+@pytest.mark.parametrize("rule", [Synchronous(), FedAsync()], ids=str)
+@pytest.mark.parametrize("download", [FullDownload(), DeltaDownload(SPARSE)], ids=str)
+@pytest.mark.parametrize("device", DEVICES)
+def test_clients_and_a_server_there_end_as_a_server_here_does(
+    device: torch.device, download: FullDownload | DeltaDownload, rule: Rule
+) -> None:
+    """Both servers are sent what clients on the device made; each message crosses in one copy.
+
+    A client waits for it, for the losses and their sum; whoever decodes, for whether it does and is sound.
+    """
+    with Elsewhere() if device == DEVICE else nullcontext(Seen()) as seen:
+        here = Federation(rule, download=download, codec=SPARSE)
+        there = Federation(rule, download=download, codec=SPARSE, device=device, serves=True)
+        for _ in range(3):
+            if rule.in_rounds:
+                here.server.begin(here.clients)
+                there.server.begin(there.clients)
+            for i, client in there.clients.items():
+                asks = i, client.held, client.sequence
+                version = there.server.issue(*asks)
+                assert version.packets == here.server.issue(*asks).packets
+                seen.clear()
+                update = client.train(version).pack()
+                assert seen.to_host <= 2 and len(seen.waits) <= 4, seen
+                taken(here.server.receive(i, update))
+                seen.clear()
+                taken(there.server.receive(i, update))
+                assert not there.server.waiting or (seen.to_device <= 1 and len(seen.waits) <= 2), seen
+        saved = there.server.state_dict()
+        there.server.load_state_dict(saved)
+        ends = [kept(federation.server) for federation in (here, there)]
+        assert all(x.device.type == "cpu" for x in (*saved.values(), *there.residuals.state_dict().values()))
+    for end in ends:
+        del end["words"]["model"]  # a server of a row alone knows none
+    assert ends[0] == ends[1]

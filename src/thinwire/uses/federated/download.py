@@ -17,6 +17,7 @@ from thinwire.channels.memory import Delta
 from thinwire.channels.references import under
 from thinwire.codecs import Cast, Codec, Raw, TopK, Uniform
 from thinwire.spec import Spec
+from thinwire.staging import to_host
 from thinwire.state.history import History
 from thinwire.types import InputError, require
 from thinwire.uses.federated.model_copy import NAME, layout_of, sum_of, whole
@@ -157,7 +158,8 @@ class SharedSender:
         self._publish(oldest)
 
     def _publish(self, row: Tensor) -> None:
-        self._history.publish({NAME: row}, published=0.0)  # as number + 1: none is 0 there
+        (words,) = to_host([row]).tensors()  # where a history keeps them
+        self._history.publish({NAME: words}, published=0.0)  # as number + 1: none is 0 there
         self._patches: dict[int, bytes] = {}  # to this version, by the number of the base; -1: from nothing
 
     @property

@@ -90,7 +90,9 @@ class Parameters:
 
     def _read(self, values: list[Tensor]) -> list[float]:
         """Return numbers of the device, by one copy and one wait."""
-        (found,) = to_host([torch.stack([x.to(self.device) for x in values])]).tensors() if values else ([],)
+        if not values:
+            return []
+        (found,) = to_host([torch.stack([x.to(self.device) for x in values])]).tensors()
         return [float(x) for x in found]
 
     def row(self) -> Tensor:
