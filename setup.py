@@ -6,7 +6,7 @@ from pathlib import Path
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
 
-PACKAGES = ("codecs/kernels", "codecs/rans", "codecs/zstd", "state", "uses/scenes/view")
+PACKAGES = ("checksum", "codecs/kernels", "codecs/rans", "codecs/zstd", "state", "uses/scenes/view")
 HEADER = "src/thinwire/passes.h"
 # Results are the same to the bit wherever they are computed, so no multiplication is fused with an addition,
 # and fast maths is switched off again where a user's CFLAGS, which come first, ask for it.

@@ -1,14 +1,15 @@
 """Tensors between a device and the host's memory: put together, one copy, one wait.
 
 Whoever sends calls ``to_host`` with all that one message holds, goes on, and waits once, when the bytes are
-wanted. Whoever receives calls ``to_device`` with the bytes. Both copy through pinned memory, on a stream of
-their own, so the copy runs beside the compute that is queued. Pinned memory comes from torch's allocator,
-which keeps what is freed, and frees nothing that a copy still reads; so a buffer is free for the next message
-once a ``Staged``, and every view of it, is gone. Tensors of the CPU are not copied.
+wanted. Whoever receives calls ``to_device`` with the bytes. Both copy through pinned memory, and what is long
+on a stream of its own, beside the compute that is queued. Pinned memory comes from torch's allocator, which
+keeps what is freed, and frees nothing that a copy still reads; so a buffer is free for the next message once
+a ``Staged``, and every view of it, is gone. Tensors of the CPU are not copied.
 """
 
 from __future__ import annotations
 
+import ctypes
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -21,6 +22,8 @@ from torch import Tensor
 from thinwire.types import PayloadError, require
 
 ALIGNMENT = 16  # bytes: a view of any dtype may begin there
+SMALL = 1 << 20  # bytes up to which a copy takes less time than to order streams, and so has none of its own
+LARGE = 1 << 22  # bytes from which on several threads copy to pinned memory
 Data = bytes | bytearray | memoryview
 Layout = Sequence[tuple[torch.dtype, int]]  # dtype and number of values of each part
 _own = threading.local()  # streams, one a device and thread: copies of two threads do not wait for each other
@@ -115,11 +118,10 @@ def to_host(parts: Sequence[Tensor], lead: int = 0, align: int = ALIGNMENT) -> S
         joined = _joined([_bytes(p) for p in parts], found, lead)
         buffer = _room(end, device)
         staged = Staged(parts, found, end, buffer)
-        with _copying(device, joined) as stream:
-            buffer[lead:end].copy_(joined, non_blocking=stream is not None)
-            if stream is not None:
-                staged._copied = torch.cuda.Event()
-                staged._copied.record(stream)
+        if device.type == "cuda":
+            staged._copied = _copy(joined, buffer[lead:end])
+        else:
+            buffer[lead:end].copy_(joined)
     return staged
 
 
@@ -151,7 +153,10 @@ def put_together(
     host = None if there is None or there.type == "cpu" else _room(end, there)
     room = np.empty(end, np.uint8).data if host is None else _memory(host)
     for piece, (start, n) in zip(pieces, inside, strict=True):
-        room[start : start + n] = piece
+        if host is not None and n >= LARGE:
+            host[start : start + n].copy_(_view(piece))
+        else:
+            room[start : start + n] = piece
     if host is None or there is None:
         return [
             torch.frombuffer(room, dtype=dtype, count=n, offset=at)
@@ -166,6 +171,8 @@ def put_together(
 def _there(host: Tensor, device: torch.device) -> Tensor:
     if device.type != "cuda":
         return host.to(device, non_blocking=True)  # of no effect where torch cannot tell when it is done
+    if host.numel() <= SMALL:
+        return host.to(device, non_blocking=True)
     now, side = torch.cuda.current_stream(device), _stream(device)
     with torch.cuda.stream(side):  # in memory of its own: no copy waits for what the caller computes
         whole = host.to(device, non_blocking=True)
@@ -245,6 +252,12 @@ def _room(n: int, device: torch.device) -> Tensor:
         return torch.empty(n, dtype=torch.uint8, device=_CPU, pin_memory=device.type == "cuda")
 
 
+def _view(piece: memoryview | bytes) -> Tensor:
+    """Return bytes as a tensor, to be read only: torch warns about those that may not be written to."""
+    whole = np.frombuffer(piece, np.uint8)
+    return torch.frombuffer((ctypes.c_uint8 * len(whole)).from_address(whole.ctypes.data), dtype=torch.uint8)
+
+
 def memory(part: Tensor) -> memoryview:
     """Return the bytes of a part of the CPU, flat: its own memory, where it lies without gaps."""
     if part.requires_grad or part.stride() != (1,):
@@ -265,14 +278,17 @@ def _stream(device: torch.device) -> torch.cuda.Stream:
     return found
 
 
-@contextmanager
-def _copying(device: torch.device, source: Tensor) -> Iterator[torch.cuda.Stream | None]:
-    """Copy on a stream of one's own once ``source`` is computed; elsewhere than on CUDA, at once."""
-    if device.type != "cuda":
-        yield None
-        return
-    side = _stream(device)
-    side.wait_stream(torch.cuda.current_stream(device))
+def _copy(source: Tensor, target: Tensor) -> torch.cuda.Event:
+    """Begin to copy what is queued to be computed on a card; return when it will be done."""
+    now, copied = torch.cuda.current_stream(source.device), torch.cuda.Event()
+    if source.numel() <= SMALL:
+        target.copy_(source, non_blocking=True)
+        copied.record(now)
+        return copied
+    side = _stream(source.device)
+    side.wait_stream(now)
     with torch.cuda.stream(side):
-        yield side
+        target.copy_(source, non_blocking=True)
+        copied.record(side)
     source.record_stream(side)
+    return copied

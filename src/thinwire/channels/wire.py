@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import math
 import struct
-import zlib
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -23,6 +22,7 @@ from torch import Tensor
 
 from thinwire import staging
 from thinwire.channels.entries import ENTRY, Entries
+from thinwire.checksum import crc32
 from thinwire.staging import Data
 from thinwire.types import InputError, Mode, Packet, Payload, PayloadError, Section, TensorSpec
 
@@ -87,7 +87,7 @@ def packed(packet: Packet) -> bytes | memoryview:
     pieces: list[Data] = [_head(packet, layout), *map(staging.memory, parts)]
     crc = 0
     for piece in pieces:
-        crc = zlib.crc32(piece, crc)
+        crc = crc32(piece, crc)
     return b"".join([HEAD.pack(MAGIC, VERSION, 0, crc), *pieces])
 
 
@@ -114,7 +114,7 @@ def _from_device(packet: Packet, parts: list[Tensor], layout: list[int]) -> memo
             data[end : end + n * part.itemsize] = data[start : start + n * part.itemsize]
         end, start = end + n * part.itemsize, start + part.nbytes
     data[HEAD.size : lead] = _head(packet, layout)
-    data[: HEAD.size] = HEAD.pack(MAGIC, VERSION, 0, zlib.crc32(data[HEAD.size : end]))
+    data[: HEAD.size] = HEAD.pack(MAGIC, VERSION, 0, crc32(data[HEAD.size : end]))
     return data[:end]
 
 
@@ -179,7 +179,7 @@ def unpack(data: Data, max_nbytes: int = MAX_NBYTES, device: torch.device | str 
         raise PayloadError("not a thinwire packet")
     if version != VERSION or flags:
         raise PayloadError(f"wire version {version} is not {VERSION}; update the older end")
-    if zlib.crc32(reader.data[HEAD.size :]) != crc:
+    if crc32(reader.data[HEAD.size :]) != crc:
         raise PayloadError("a packet's checksum does not match: it was damaged")
     front = _read_front(reader)
     spec, n, sections = front.spec, front.spec.shape[0], front.sections
