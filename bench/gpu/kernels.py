@@ -8,7 +8,7 @@ import torch
 
 from bench.gpu.ranks import failing_alone, median_seconds, row
 from thinwire.codecs import Codec, parse_codec
-from thinwire.codecs.codec import roundtrip
+from thinwire.codecs.codec import roundtrip_against
 
 CODECS = (
     "Uniform(bits=4)",
@@ -46,11 +46,13 @@ def measure(device: torch.device, smoke: bool) -> None:
 
 
 def _speeds(codec: Codec, x: torch.Tensor, device: torch.device, copy: float) -> dict[str, Any]:
-    payload, size = codec.encode(x), x.nbytes / 1e9
+    payload, size, reference = codec.encode(x), x.nbytes / 1e9, torch.zeros_like(x)
     works = {
         "encode": lambda: codec.encode(x),
         "decode": lambda: codec.decode(payload),
-        "roundtrip": lambda: roundtrip(codec, x),  # what a sender does: codes, and what they stand for
+        "against": lambda: roundtrip_against(
+            codec, x, reference
+        ),  # what a sender does: the next reference too
     }
     found: dict[str, Any] = {"bits": round(8 * payload.nbytes / x.numel(), 3)}
     for name, work in works.items():

@@ -24,7 +24,7 @@ MODULES = (
     "ground.codecs", "ground.deltas", "ground.emulator",
     "training.tables", "training.quality", "training.student", "training.unbiased", "training.finetuning",
     "following.tables", "pictures.tables", "federated.methods", "scenes.tables",
-    "models.packed", "models.versions", "models.supernet", "study.record",
+    "models.packed", "models.versions", "models.supernet", "gpu.tables", "study.record",
 )  # fmt: skip
 
 
