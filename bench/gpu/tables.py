@@ -148,12 +148,14 @@ def links(found: Any) -> str:
     return table(["message", "before", "one way", "the sender's CPU time a GB"], rows)
 
 
+def _measured(draw: Draw, part: str) -> Draw:
+    return lambda found: draw(found) if _rows(found, part) else "*This is not measured yet.*"
+
+
 TABLES: dict[str, Draw] = {
     "gpu-about": about,
-    "gpu-kernels": kernels,
-    "gpu-pictures": pictures,
-    "gpu-replicas": replicas,
-    "gpu-state": state,
-    "gpu-stages": stages,
-    "gpu-links": links,
+    **{
+        f"gpu-{draw.__name__}": _measured(draw, draw.__name__)
+        for draw in (kernels, pictures, replicas, state, stages, links)
+    },
 }
