@@ -71,7 +71,7 @@ ALLOWED: dict[str, set[str]] = {
     "channels": F1,
     "links.names": {"types"},
     "links.tcp.idle": {"types"},
-    "links": {"types", "heads", *LINKS},
+    "links": {"types", "heads", "checksum", *LINKS},
     "collectives": {"types", "staging", *LINKS},
     "state": F1,
     "files": F0 | {"state", "links.names"},

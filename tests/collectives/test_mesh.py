@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import signal
-import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from time import monotonic
@@ -14,6 +13,7 @@ import torch
 import torch.distributed as dist
 from launchers import warm
 from meshes import Mesh, meshes, together
+from waiting import threads
 
 from thinwire.collectives import MeshExchange, MeshReduction
 from thinwire.links import LinkShape, connect_mesh
@@ -37,7 +37,7 @@ def _body(rank: int, step: int, size: int) -> bytes:
 @pytest.mark.parametrize(("world", "largest"), [(2, 20_000_000), (4, 1_000_000)])
 def test_each_gets_the_message_of_every_other_for_the_step_it_asks_for(world: int, largest: int) -> None:
     sizes = [0, 1, 5000, 131_072 - 30, 131_073, largest]
-    before = threading.active_count()
+    before = threads()
     with meshes(world) as ranks:
         exchanges = _gathers(ranks)
         for r, exchange in enumerate(exchanges):
@@ -50,7 +50,7 @@ def test_each_gets_the_message_of_every_other_for_the_step_it_asks_for(world: in
         for exchange in exchanges:
             exchange.drain(LONG)
             exchange.close()
-    assert threading.active_count() == before
+    assert threads() == before
 
 
 def test_a_buffer_is_free_once_it_is_posted() -> None:

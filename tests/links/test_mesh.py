@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch.distributed as dist
 from launchers import warm
+from waiting import threads
 
 from thinwire.links import LinkShape, Peer, connect_mesh
 from thinwire.types import AuthError, InputError, LinkError
@@ -39,7 +40,7 @@ def _close(ranks: list[dict[int, Peer]]) -> None:
 
 
 def test_every_rank_reaches_every_other_and_nothing_is_left() -> None:
-    before = threading.active_count()
+    before = threads()
     ranks = _mesh(3)
     for me, peers in enumerate(ranks):
         assert sorted(peers) == [r for r in range(3) if r != me]
@@ -52,7 +53,7 @@ def test_every_rank_reaches_every_other_and_nothing_is_left() -> None:
             assert peer.mailbox.get(b"hello", LONG, "hello") == b"%d to %d" % (other, me)
             assert peer.meter.sent["forward"].messages == peer.meter.received["forward"].messages == 1
     _close(ranks)
-    assert threading.active_count() == before
+    assert threads() == before
 
 
 def test_shape_and_token_apply() -> None:
@@ -126,7 +127,7 @@ def test_a_deadline_counts_from_the_last_move() -> None:
 
 
 def test_a_wrong_token_is_an_auth_error_on_both_sides_and_leaves_nothing() -> None:
-    before, store = threading.active_count(), dist.HashStore()
+    before, store = threads(), dist.HashStore()
     with ThreadPoolExecutor(2) as pool:
         made = [
             pool.submit(connect_mesh, r, 2, store, token=t, connect_timeout=3.0)
@@ -135,7 +136,7 @@ def test_a_wrong_token_is_an_auth_error_on_both_sides_and_leaves_nothing() -> No
         for r, m in enumerate(made):
             with pytest.raises(AuthError, match=f"rank {1 - r} .*THINWIRE_TOKEN"):
                 m.result(60)
-    assert threading.active_count() == before
+    assert threads() == before
 
 
 def test_a_rank_that_does_not_come_is_named() -> None:

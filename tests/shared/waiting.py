@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import socket
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from time import monotonic, sleep
@@ -31,3 +32,8 @@ def free_port() -> int:
         with suppress(OSError), socket.create_server((HOST, port)):
             return port
     raise AssertionError("no port is free")
+
+
+def threads() -> int:
+    """Count this process's threads, without the one that pyzmq starts for all that it sends uncopied."""
+    return sum(type(thread).__name__ != "GarbageCollectorThread" for thread in threading.enumerate())

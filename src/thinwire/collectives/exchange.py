@@ -21,8 +21,8 @@ import torch.distributed as dist
 from torch import Tensor
 
 from thinwire.links.inbox import pending, renewed
-from thinwire.links.link import Data
 from thinwire.links.mesh import LOOK, Peer, StallDeadline, get_all
+from thinwire.links.message import Data
 from thinwire.links.pair.reliable import PIECE
 from thinwire.types import ByteCursor, InputError, LinkError, PayloadError, require
 

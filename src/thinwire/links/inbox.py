@@ -8,6 +8,7 @@ from concurrent.futures import Future
 from threading import Lock
 from typing import TypeVar
 
+from thinwire.links.message import Message
 from thinwire.types import LinkError
 
 ASLEEP = 2.0  # seconds between two turns of the thread above which this process, not the peer, was stopped
@@ -65,11 +66,11 @@ class Inbox:
 
     def __init__(self) -> None:
         self._lock = Lock()
-        self._messages: deque[bytes] = deque()
-        self._waiting: deque[Future[bytes]] = deque()
+        self._messages: deque[Message] = deque()
+        self._waiting: deque[Future[Message]] = deque()
         self._error: Exception | None = None
 
-    def put(self, data: bytes) -> None:
+    def put(self, data: Message) -> None:
         """Hand ``data`` to the oldest waiting future, or keep it."""
         with self._lock:
             taker = self._taker()
@@ -78,9 +79,9 @@ class Inbox:
         if taker is not None:  # outside the lock: its callbacks may call get
             taker.set_result(data)
 
-    def get(self) -> Future[bytes]:
+    def get(self) -> Future[Message]:
         """Return a future for the next message; after ``fail`` it fails once the kept messages are out."""
-        future: Future[bytes] = Future()
+        future: Future[Message] = Future()
         with self._lock:
             if self._messages:
                 future.set_result(self._messages.popleft())
@@ -99,7 +100,7 @@ class Inbox:
             if future.set_running_or_notify_cancel():
                 future.set_exception(renewed(self._error))
 
-    def _taker(self) -> Future[bytes] | None:
+    def _taker(self) -> Future[Message] | None:
         while self._waiting:
             future = self._waiting.popleft()
             if future.set_running_or_notify_cancel():

@@ -8,9 +8,8 @@ from threading import Lock
 from typing import Protocol
 
 from thinwire.links.inbox import Inbox, failed
+from thinwire.links.message import Message
 from thinwire.types import LinkError
-
-Data = bytes | bytearray | memoryview
 
 
 @dataclass(frozen=True)
@@ -36,11 +35,14 @@ class Link(Protocol):
         """Who is at the other end, for messages: ``rank 1 (127.0.0.1:40123)``."""
         ...
 
-    def send(self, data: Data, label: str = "control") -> Future[None]:
-        """Queue one message and return at once; ``label`` names its traffic class for the meters."""
+    def send(self, data: Message, label: str = "control") -> Future[None]:
+        """Queue one message and return at once; ``label`` names its traffic class for the meters.
+
+        What ``data`` lies in stays as it is until the send is done: it need not be copied.
+        """
         ...
 
-    def recv(self) -> Future[bytes]:
+    def recv(self) -> Future[Message]:
         """Return a future for the next message, in the order of the calls."""
         ...
 
@@ -67,7 +69,7 @@ class Loopback:
     def peer(self) -> str:
         return self._peer
 
-    def send(self, data: Data, label: str = "control") -> Future[None]:
+    def send(self, data: Message, label: str = "control") -> Future[None]:
         if self._error is not None:
             return failed(self._error)
         done: Future[None] = Future()
@@ -76,7 +78,7 @@ class Loopback:
         done.set_result(None)
         return done
 
-    def recv(self) -> Future[bytes]:
+    def recv(self) -> Future[Message]:
         return self._inbox.get()
 
     def estimate(self) -> LinkEstimate:

@@ -8,11 +8,14 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from thinwire.links.inbox import renewed
-from thinwire.links.link import Data, Link
+from thinwire.links.link import Link
+from thinwire.links.message import Data, Message, Parts, buffers_of
+from thinwire.links.pair.buffers import joined
 from thinwire.types import InputError, LinkError, PayloadError, require
 
 Handler = Callable[[bytes, bytes], None]  # tag, body
 MAX_TAG = 255  # bytes
+SMALL = 1 << 12  # bytes that cost less to copy than to keep apart
 FILLER = b"\0filler"  # the tag of messages that are sent for the sending's sake; dropped on arrival
 
 
@@ -44,9 +47,13 @@ class Mailbox:
         return self._error
 
     def send(self, tag: bytes, body: Data, label: str = "control") -> Future[None]:
-        """Send ``body`` to the peer's waiter or handler for ``tag`` (1 to 255 bytes); never blocks."""
+        """Send ``body`` to the peer's waiter or handler for ``tag`` (1 to 255 bytes); never blocks.
+
+        A large ``body`` is not copied: it stays as it is until the send is done.
+        """
         require(0 < len(tag) <= MAX_TAG, InputError, f"a tag has 1 to {MAX_TAG} bytes, not {len(tag)}")
-        return self._link.send(b"".join((bytes((len(tag),)), tag, body)), label)
+        message = Parts(bytes((len(tag),)) + tag, body)
+        return self._link.send(message if len(body) > SMALL else bytes(message), label)
 
     def get(self, tag: bytes, timeout: float, what: str) -> bytes:
         """Return the next message with this tag, waiting ``timeout`` seconds at most.
@@ -130,10 +137,12 @@ class Mailbox:
         except Exception as e:  # any: a reader that dies in silence leaves its waiters to their deadlines
             self.fail(e)
 
-    def _file(self, message: bytes) -> None:
-        size = 1 + message[0] if message else 0
-        require(1 < size <= len(message), PayloadError, f"a message from {self.peer} has no tag")
-        tag, body = message[1:size], message[size:]
+    def _file(self, message: Message) -> None:
+        first, *rest = buffers_of(message)
+        size = 1 + first[0] if first else 0
+        require(1 < size <= len(first), PayloadError, f"a message from {self.peer} has no tag")
+        tag = bytes(first[1:size])
+        body = joined([memoryview(first)[size:], *rest] if len(first) > size else rest)
         with self._changed:
             handler = self._handler(tag)
             if handler is None:

@@ -24,7 +24,7 @@ from thinwire.links.mailbox import Mailbox
 from thinwire.links.metered import Metered, wire_bytes
 from thinwire.links.names import interface_names
 from thinwire.links.pair import probe as probes
-from thinwire.links.pair.reliable import LIMIT, MAX_SEGMENT, Reliable, piece_size
+from thinwire.links.pair.reliable import AHEAD, LIMIT, MAX_SEGMENT, Reliable, piece_size
 from thinwire.links.pair.segment import HEADER, label_of
 from thinwire.links.pair.zmq_link import ZmqLink
 from thinwire.links.relay.handshake import INSTANCE
@@ -317,6 +317,7 @@ def stack(
         max_message=max_message,
         piece=piece_size(shape.rate, deadline),
         kernel=kernel,
+        ahead=AHEAD if shape.is_none else None,
     )
     return Peer(rank, Mailbox(reliable), reliable, shaped, meter, kernel)
 

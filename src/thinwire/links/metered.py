@@ -7,7 +7,8 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 from threading import Lock
 
-from thinwire.links.link import Data, Link, LinkEstimate
+from thinwire.links.link import Link, LinkEstimate
+from thinwire.links.message import Message, buffers_of
 
 SHORT_FRAME = 255  # bytes; a longer ZMTP frame has a length of 8 bytes instead of 1
 CURVE_OVERHEAD = 33  # bytes: command name 8, nonce 8, MAC 16, flags 1 (RFC 26)
@@ -15,13 +16,18 @@ UNLABELLED = "unlabelled"
 
 
 def wire_bytes(nbytes: int, secure: bool = False) -> int:
-    """Return the bytes of a message in its TCP stream: ZMTP 3 frame and, if ``secure``, CURVE box included.
+    """Return the bytes of a frame in its TCP stream: ZMTP 3 frame and, if ``secure``, CURVE box included.
 
     >>> wire_bytes(100), wire_bytes(1000), wire_bytes(100, secure=True)
     (102, 1009, 135)
     """
     body = nbytes + CURVE_OVERHEAD if secure else nbytes
     return body + (2 if body <= SHORT_FRAME else 9)
+
+
+def on_the_wire(message: Message, secure: bool = False) -> int:
+    """Return the bytes of a message in its TCP stream: each buffer is a frame."""
+    return sum(wire_bytes(len(buffer), secure) for buffer in buffers_of(message))
 
 
 @dataclass(frozen=True)
@@ -74,7 +80,7 @@ class Metered:
     ``label_of`` names the class of a received message from its bytes.
     """
 
-    def __init__(self, link: Link, label_of: Callable[[bytes], str] | None = None) -> None:
+    def __init__(self, link: Link, label_of: Callable[[Message], str] | None = None) -> None:
         self._link = link
         self._label_of = label_of or (lambda data: UNLABELLED)
         self._lock = Lock()
@@ -101,13 +107,13 @@ class Metered:
         with self._lock:
             return Snapshot(dict(self._sent), dict(self._received))
 
-    def send(self, data: Data, label: str = "control") -> Future[None]:
+    def send(self, data: Message, label: str = "control") -> Future[None]:
         future = self._link.send(data, label)
         if not (future.done() and future.exception()):
-            self._count(self._sent, label, len(data))
+            self._count(self._sent, label, data)
         return future
 
-    def recv(self) -> Future[bytes]:
+    def recv(self) -> Future[Message]:
         future = self._link.recv()
         future.add_done_callback(self._arrived)
         return future
@@ -122,14 +128,14 @@ class Metered:
     def close(self, timeout: float = 5.0) -> None:
         self._link.close(timeout)
 
-    def _arrived(self, future: Future[bytes]) -> None:
+    def _arrived(self, future: Future[Message]) -> None:
         if not future.cancelled() and future.exception() is None:
             data = future.result()
-            self._count(self._received, self._label_of(data), len(data))
+            self._count(self._received, self._label_of(data), data)
 
-    def _count(self, counts: Counts, label: str, nbytes: int) -> None:
+    def _count(self, counts: Counts, label: str, message: Message) -> None:
         with self._lock:
-            counts[label] = counts.get(label, Traffic()) + Traffic(1, wire_bytes(nbytes, self.secure))
+            counts[label] = counts.get(label, Traffic()) + Traffic(1, on_the_wire(message, self.secure))
 
 
 def redial(link: Link) -> None:

@@ -15,8 +15,9 @@ from time import monotonic
 import numpy as np
 
 from thinwire.links.inbox import failed, pending, renewed
-from thinwire.links.link import Data, Link, LinkEstimate
-from thinwire.links.metered import redial, wire_bytes
+from thinwire.links.link import Link, LinkEstimate
+from thinwire.links.message import Message
+from thinwire.links.metered import on_the_wire, redial
 from thinwire.links.shape import SEGMENT, LinkShape
 from thinwire.types import LinkError
 
@@ -33,7 +34,7 @@ class MessageLateness:
 @dataclass
 class _Waiting:
     due: float
-    data: bytes
+    data: Message
     label: str
     done: Future[None]
     shaped: bool
@@ -92,22 +93,22 @@ class Shaped:
             with self._changed:
                 self._lifts -= 1
 
-    def send(self, data: Data, label: str = "control") -> Future[None]:
+    def send(self, data: Message, label: str = "control") -> Future[None]:
         if self._thread is None:
             return self._link.send(data, label)
         with self._changed:
             if self._closed is not None:
                 return failed(self._closed)
-            size = wire_bytes(len(data), self._secure)
+            size = on_the_wire(data, self._secure)
             shaped = not self._lifts
             due = self._timetable.arrival(self._clock(), size, shaped)
-            waiting = _Waiting(due, bytes(data), label, pending(), shaped)
+            waiting = _Waiting(due, data, label, pending(), shaped)
             self._queue.append(waiting)
             if len(self._queue) == 1:
                 self._changed.notify_all()
         return waiting.done
 
-    def recv(self) -> Future[bytes]:
+    def recv(self) -> Future[Message]:
         return self._link.recv()
 
     def estimate(self) -> LinkEstimate:

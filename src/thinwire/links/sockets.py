@@ -258,7 +258,8 @@ class PolledSocket:
             self._shut()
 
     def _turn(self, poller: zmq.Poller) -> bool:
-        poller.register(self._sock, zmq.POLLIN if self._reads() else 0)
+        awaited = (zmq.POLLIN if self._reads() else 0) | (zmq.POLLOUT if self._stuck() else 0)
+        poller.register(self._sock, awaited)
         ready = dict(poller.poll(self._pause()))
         if self._bell.fileno() in ready:
             self._bell.answer()
@@ -269,7 +270,7 @@ class PolledSocket:
             self._noticed(event["event"], event["value"])
         if self._zap is not None and self._zap in ready and self._token is not None:
             answer_zap(self._zap, self._token)
-        if self._sock in ready:
+        if ready.get(self._sock, 0) & zmq.POLLIN:
             self._receive()
         if self._strangers:
             self._strangers.check(monotonic(), not self._reads())
@@ -312,6 +313,10 @@ class PolledSocket:
     def _reads(self) -> bool:
         """Return whether there is room for what comes."""
         return True
+
+    def _stuck(self) -> bool:
+        """Return whether something waits for room in the socket, which says when there is some."""
+        return False
 
     def _pause(self) -> int:
         """Return the milliseconds, at most, until the next turn."""

@@ -15,11 +15,12 @@ import pytest
 from launchers import warm
 from slow_proxy import SlowProxy
 from tcp_proxy import DOWN, UP, TcpProxy
-from waiting import until
+from waiting import threads, until
 
 from thinwire.links import Link, LinkShape, Metered, Reliable, Shaped, ZmqLink, loopback_pair
-from thinwire.links.link import Data, LinkEstimate
+from thinwire.links.link import LinkEstimate
 from thinwire.links.mesh import stack
+from thinwire.links.message import Data
 from thinwire.links.pair.reliable import MAX_SEGMENT, PIECE
 from thinwire.links.pair.segment import Kind, label_of, pack, parse
 from thinwire.links.tcp import info as tcp_info
@@ -273,7 +274,7 @@ def test_large_messages_travel_in_pieces_and_limits_hold() -> None:
     with closing(a, b):
         body = random.Random(0).randbytes(3 * PIECE + 17)
         done = a.send(bytearray(body), "forward")
-        assert b.recv().result(LONG) == body
+        assert bytes(b.recv().result(LONG)) == body
         assert done.result(LONG) is None
         a.send(b"")
         assert b.recv().result(LONG) == b""
@@ -340,11 +341,11 @@ def test_control_traffic_is_small_beside_20_kb_messages() -> None:
 
 
 def test_no_thread_is_left() -> None:
-    before = threading.active_count()
+    before = threads()
     with over_proxy() as (a, b, _):
         a.send(b"x")
         b.recv().result(LONG)
-    assert threading.active_count() == before
+    assert threads() == before
 
 
 class Breaking(Faulty):

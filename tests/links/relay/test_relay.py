@@ -11,6 +11,7 @@ import pytest
 from launchers import free_port, until
 from relayed import LONG, TOKEN, Running, exchange, mesh
 from tcp_proxy import DOWN, UP, TcpProxy
+from waiting import threads
 
 from thinwire.links import ZmqLink, connect_mesh
 from thinwire.links.address import Route
@@ -36,7 +37,7 @@ class Tapped(TcpProxy):
 
 
 def test_three_ranks_meet_without_a_store_and_nothing_is_left() -> None:
-    before = threading.active_count()
+    before = threads()
     with Running() as relay:
         with mesh(relay, world=3) as ranks:
             for me, peers in enumerate(ranks):
@@ -53,7 +54,7 @@ def test_three_ranks_meet_without_a_store_and_nothing_is_left() -> None:
         assert (counts.pairs, counts.refused, counts.strangers) == (3, 0, 0)
         assert counts.nbytes > 6 * 300_000
     assert all(line.startswith("pair ") and "127.0.0.1 sent " in line for line in relay.lines)
-    assert threading.active_count() == before
+    assert threads() == before
 
 
 def test_only_ciphertext_passes_the_relay_and_little_else() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import secrets
 import struct
 import threading
@@ -10,17 +11,34 @@ from concurrent.futures import Future
 from time import monotonic
 from typing import ClassVar
 
-from thinwire.links.inbox import ASLEEP, Inbox, failed, pending, renewed
-from thinwire.links.link import Data, Link, LinkEstimate
+from thinwire.links.inbox import ASLEEP, Inbox, failed, renewed
+from thinwire.links.link import Link, LinkEstimate
+from thinwire.links.message import Message
 from thinwire.links.metered import redial
 from thinwire.links.pair.estimate import Estimator
-from thinwire.links.pair.segment import HEADER, PING, PONG, TICK, Kind, Segment, pack, parse, ticks
+from thinwire.links.pair.pieces import LARGE, PieceQueue
+from thinwire.links.pair.segment import (
+    DATA,
+    HEADER,
+    PING,
+    PONG,
+    TAKES,
+    TICK,
+    Kind,
+    Segment,
+    pack,
+    parse,
+    ticks,
+)
 from thinwire.links.pair.window import ReceiveWindow, SendWindow
 from thinwire.links.tcp.counts import KernelCounts
 from thinwire.types import LinkError, PayloadError
 
 PIECE = 1 << 17  # bytes of a message in one segment, at most: a lost one is cheap, and each is a sign of life
 LEAST_PIECE = 1 << 10  # bytes
+FAST = LARGE / 0.04  # bytes/s from which a line is fast: a large piece takes it 40 ms at most
+JUDGED = 0.02  # seconds between two looks at whether it is
+AHEAD = 2  # pieces that the link below may have to hand over yet
 ACK_DELAY = 0.005  # seconds that an acknowledgement waits for others, or for data to ride on
 HEARTBEAT = 1.0  # seconds
 LIVELY = 1 << 10  # bytes that come from one heartbeat to the next where a piece does: handshakes have fewer
@@ -29,7 +47,7 @@ FIRST_TRIPS = 4  # heartbeats answered with the next one at once, so there is an
 FAREWELL = 0.5  # seconds to hand over the last words
 PATIENCE = 0.5  # seconds, at least, before a NACK is repeated
 LIMIT = 1 << 31  # bytes
-MAX_SEGMENT = PIECE + HEADER
+MAX_SEGMENT = LARGE + HEADER
 
 
 class Reliable:
@@ -41,6 +59,9 @@ class Reliable:
     send is done when the peer has the message. Memory: messages are kept until then; more than ``limit``
     bytes of them fail. ``piece``: see ``piece_size``. ``kernel`` counts what the connections below bring: a
     line too slow for a piece in a quarter of the deadline is not silent while a part of one comes.
+    ``ahead``: pieces that the link below may have yet to hand over; what comes after them waits here. Then on
+    a fast line small messages are put together, and large ones are sent from where they lie. None: the link
+    below, which may keep a timetable, gets everything at once.
 
     Errors, all ``LinkError`` and on every pending and later future: silence for ``deadline`` seconds
     (``first_deadline`` before the first sign of life), the peer closed the link, the peer was restarted.
@@ -56,6 +77,7 @@ class Reliable:
         limit: int = LIMIT,
         piece: int = PIECE,
         kernel: KernelCounts | None = None,
+        ahead: int | None = None,
     ) -> None:
         self.deadline = deadline
         self.piece = piece  # bytes of a message in one segment
@@ -71,6 +93,11 @@ class Reliable:
         self._inbox = Inbox()
         self._estimator = Estimator()
         self._out, self._in = SendWindow(limit), ReceiveWindow(max_message)
+        self._queue = PieceQueue()
+        self._ahead, self._below = ahead, 0  # pieces that the link below has yet to hand over
+        self._pumping = False
+        self._takes = 0  # bytes of the largest piece that the peer says to take
+        self._fast, self._judged = False, -math.inf  # whether the line is known to be, since when
         self._lock = threading.RLock()
         self._settled = threading.Condition(self._lock)  # all acknowledged, or the link failed
         self._error: LinkError | None = None
@@ -107,23 +134,18 @@ class Reliable:
         if self._error is not None and self._peer_session is None:
             raise renewed(self._error)
 
-    def send(self, data: Data, label: str = "control") -> Future[None]:
-        done = pending()
-        body = memoryview(data if isinstance(data, bytes) else bytes(data))
+    def send(self, data: Message, label: str = "control") -> Future[None]:
         with self._lock:
             if self._error is not None or self._closing:
                 return failed(self._error or self._closed_here())
-            if self._out.flight + len(body) > self._out.limit:
-                return failed(LinkError(f"{self.peer} is {self._out.flight} bytes behind, at the limit"))
-            for start in range(0, max(1, len(body)), self.piece):
-                piece = body[start : start + self.piece]
-                last = start + self.piece >= len(body)
-                kind = Kind.DATA if last else Kind.MORE
-                number = self._out.add(kind, label, piece, done if last else None, self._sent_at())
-                self._emit(kind, label, piece, number)
+            behind = self._out.flight + self._queue.nbytes
+            if behind + len(data) > self._out.limit:
+                return failed(LinkError(f"{self.peer} is {behind} bytes behind, at the limit"))
+            done = self._queue.add(data, label, self._sent_at())
+            self._pump()
         return done
 
-    def recv(self) -> Future[bytes]:
+    def recv(self) -> Future[Message]:
         return self._inbox.get()
 
     def estimate(self) -> LinkEstimate:
@@ -133,7 +155,7 @@ class Reliable:
     @property
     def idle(self) -> bool:
         """Whether the peer has acknowledged everything."""
-        return not self._out
+        return not self._out and not self._queue
 
     @property
     def moved(self) -> tuple[int, int]:
@@ -160,7 +182,7 @@ class Reliable:
     def close(self, timeout: float = 5.0) -> None:
         with self._lock:
             first, self._closing = not self._closing, True
-            self._settled.wait_for(lambda: not self._out or self._error is not None, timeout)
+            self._settled.wait_for(lambda: self.idle or self._error is not None, timeout)
             if first and self._error is None:
                 self._part()
             self._stopped = True
@@ -180,7 +202,32 @@ class Reliable:
 
     # sending
 
-    def _emit(self, kind: Kind, label: str, body: Data, number: int) -> None:
+    def _pump(self) -> None:
+        """Send what waits, while the link below has not enough to hand over."""
+        if self._pumping:  # a link that hands over at once calls back before it returns
+            return
+        self._pumping = True
+        try:
+            while self._queue and (self._ahead is None or self._below < self._ahead):
+                cut = self._queue.next(self.piece, self._fast)
+                number = self._out.add(cut.kind, cut.label, cut.body, cut.at, *cut.done)
+                self._below += 1
+                self._emit(cut.kind, cut.label, cut.body, number).add_done_callback(self._relieved)
+        finally:
+            self._pumping = False
+
+    def _relieved(self, sent: Future[None]) -> None:
+        """Go on, on the thread of the link below."""
+        try:
+            with self._lock:
+                self._below -= 1
+                if self._error is None:
+                    self._pump()
+        except Exception as e:  # of the link below: told to whoever waits
+            self._unsent = e
+            self._wake.set()
+
+    def _emit(self, kind: Kind, label: str, body: Message, number: int) -> Future[None]:
         data = pack(
             kind,
             label,
@@ -192,7 +239,9 @@ class Reliable:
             arrived=ticks(self._arrived_at),
         )
         self._ack_at = None  # it rides on this one
-        self._link.send(data, label).add_done_callback(self._handed_over)
+        sent = self._link.send(data, label)
+        sent.add_done_callback(self._handed_over)
+        return sent
 
     def _handed_over(self, sent: Future[None]) -> None:
         if not sent.cancelled() and (error := sent.exception()) is not None:
@@ -200,6 +249,7 @@ class Reliable:
             self._wake.set()
 
     def _control(self, kind: Kind, body: bytes = b"") -> None:
+        body = TAKES.pack(LARGE) if kind == Kind.ACK else body
         self._emit(kind, "control", body, self._out.top)
 
     def _part(self) -> None:
@@ -209,13 +259,13 @@ class Reliable:
     def _ping(self) -> None:
         now = monotonic()
         self._ping_at = now + self._heartbeat
-        self._idled = self._idled if self._out else now
+        self._idled = now if self.idle else self._idled
         silent = int(max(0.0, now - self._heard) * 1e3) if self._peer_session is not None else 0
         self._control(Kind.PING, PING.pack(int(now * 1e6), min(silent, 0xFFFFFFFF)))
 
     # the thread
 
-    def _listen(self) -> Future[bytes]:
+    def _listen(self) -> Future[Message]:
         future = self._link.recv()
         future.add_done_callback(lambda _: self._wake.set())
         return future
@@ -277,8 +327,8 @@ class Reliable:
             self._heard = self._spoke = now
             self.alive.set()
             self._acknowledged(segment, now)
-            data = segment.kind in (Kind.DATA, Kind.MORE)
-            whole = self._in.accept(segment.number, segment.kind, segment.body) if data else []
+            data = segment.kind in DATA
+            whole = self._in.accept(segment.number, segment.kind, *segment.buffers) if data else []
             if data:
                 self._arrived_at = now
                 self._ack_at = self._ack_at or now + ACK_DELAY
@@ -296,6 +346,7 @@ class Reliable:
                 self._part()  # tells the peer of this one, before its deadline does
                 raise LinkError(f"{self.peer} still talks to an earlier start of this rank; start all again")
             self._peer_session = segment.session
+            self._control(Kind.ACK)  # tells the peer what this end takes
         elif segment.session != self._peer_session:
             raise LinkError(f"{self.peer} was restarted in the middle of the exchange; start all ranks again")
 
@@ -303,12 +354,23 @@ class Reliable:
         done, run = self._out.acknowledge(segment.ack)
         if run is not None:
             self._estimator.delivered(run, segment.arrived, now)
-        if not self._out:
+            self._judge(now)
+        if self.idle:
             self._settled.notify_all()
             if now - self._idled >= self._heartbeat:
                 self._ping()  # on an idle line: behind data it measures the queue
         for future in done:
             future.set_result(None)
+
+    def _judge(self, now: float) -> None:
+        """Find out whether the line is fast, if the peer can read what goes over fast ones."""
+        if self._ahead is not None and self._takes >= LARGE and now - self._judged > JUDGED:
+            self._judged, rate = now, self._estimator.estimate(now).rate
+            self._fast = rate is not None and rate >= FAST
+
+    def _on_ack(self, segment: Segment) -> None:
+        if len(segment.body) == TAKES.size:  # earlier versions take no large pieces, and say nothing
+            (self._takes,) = TAKES.unpack(segment.body)
 
     def _ask(self, now: float) -> None:
         body = self._in.nack(now, max(PATIENCE, 4 * (self._estimator.smoothed or 0.0)))
@@ -374,7 +436,7 @@ class Reliable:
     def _fail(self, error: LinkError) -> None:
         with self._lock:
             self._error = self._error or error
-            lost = self._out.drain()
+            lost = self._out.drain() + self._queue.drain()
             self._settled.notify_all()
         self.alive.set()
         for future in lost:
@@ -382,6 +444,7 @@ class Reliable:
         self._inbox.fail(self._error)
 
     _ANSWERS: ClassVar[dict[Kind, Callable[[Reliable, Segment], None]]] = {
+        Kind.ACK: _on_ack,
         Kind.PING: _on_ping,
         Kind.PONG: _on_pong,
         Kind.NACK: _on_nack,

@@ -8,17 +8,19 @@
     u32 arrived   the sender's clock when the newest data arrived, the acknowledged [us, modulo 2**32]
     u8  kind      u8 label
 
-Numbers do not wrap: a link carries at most 2**32 - 1 segments.
+Numbers do not wrap: a link carries at most 2**32 - 1 segments. A segment is one frame or, between ends that
+take that, two: the header and the head of what follows, and the rest, which nobody then needs to copy.
 """
 
 from __future__ import annotations
 
 import enum
 import struct
-import zlib
 from dataclasses import dataclass
 
-from thinwire.links.link import Data
+from thinwire.checksum import crc32
+from thinwire.links.message import Message, Parts, buffers_of
+from thinwire.links.pair.buffers import joined
 from thinwire.types import PayloadError, require
 
 _REST = struct.Struct("<IIIIIBB")  # all but the crc
@@ -30,6 +32,9 @@ PING = struct.Struct("<QI")  # sender's clock [us], time since it heard from the
 PONG = struct.Struct("<QI")  # the clock of the ping that is answered; this end's when it arrived, in ticks
 NACK = struct.Struct("<II")  # repair round asked for, newest round seen answered; then ranges
 RANGE = struct.Struct("<II")  # first number, count
+TAKES = struct.Struct("<I")  # body of an ACK: bytes of the largest piece that its sender takes
+FIRST = struct.Struct("<QH")  # bytes of the message, and how many of them, its head, follow at once
+LENGTH = struct.Struct("<I")  # bytes of each of several messages
 
 LABELS = ("control", "forward", "backward", "evaluation", "state", "other", "saving", "exchange")
 OTHER = "other"
@@ -45,6 +50,11 @@ class Kind(enum.IntEnum):
     PONG = 4
     NACK = 5  # asks for numbers that are missing
     BYE = 6  # the sender closes the link
+    FIRST = 7  # the first piece, with more to follow, of a message whose size it tells
+    MANY = 8  # several messages, each behind its length
+
+
+DATA = (Kind.DATA, Kind.MORE, Kind.FIRST, Kind.MANY)
 
 
 @dataclass(frozen=True)
@@ -58,29 +68,38 @@ class Segment:
     arrived: int
     kind: Kind
     label: str
-    body: memoryview
+    buffers: tuple[memoryview, ...]  # of the body
+
+    @property
+    def body(self) -> memoryview:
+        """The body in one piece."""
+        return self.buffers[0] if len(self.buffers) == 1 else memoryview(joined(self.buffers))
 
 
 def pack(
-    kind: Kind, label: str, body: Data, *, session: int, number: int, ack: int, repair: int, arrived: int
-) -> bytes:
-    """Return header and body as they go on the wire."""
+    kind: Kind, label: str, body: Message, *, session: int, number: int, ack: int, repair: int, arrived: int
+) -> Message:
+    """Return header and body as they go on the wire: in parts where the body is in parts."""
     code = LABELS.index(label if label in LABELS else OTHER)
     rest = _REST.pack(session, number, ack, repair, arrived, kind, code)
-    crc = zlib.crc32(body, zlib.crc32(rest))
-    return b"".join((_CRC.pack(crc), rest, body))
+    crc, buffers = crc32(rest), buffers_of(body)
+    for buffer in buffers:
+        crc = crc32(buffer, crc)
+    first = b"".join((_CRC.pack(crc), rest, buffers[0]))
+    return Parts(first, *buffers[1:]) if len(buffers) > 1 else first
 
 
-def parse(data: bytes) -> Segment:
+def parse(data: Message) -> Segment:
     """Return the segment; ``PayloadError`` where the check sum does not fit the bytes."""
-    require(len(data) >= HEADER, PayloadError, f"a segment of {len(data)} bytes is shorter than its header")
-    view = memoryview(data)
-    require(
-        _CRC.unpack_from(data)[0] == zlib.crc32(view[_CRC.size :]), PayloadError, "a segment is corrupted"
-    )
-    session, number, ack, repair, arrived, kind, code = _REST.unpack_from(data, _CRC.size)
+    view, *others = [memoryview(buffer) for buffer in buffers_of(data)]
+    require(len(view) >= HEADER, PayloadError, f"a segment of {len(view)} bytes is shorter than its header")
+    crc = crc32(view[_CRC.size :])
+    for other in others:
+        crc = crc32(other, crc)
+    require(_CRC.unpack_from(view)[0] == crc, PayloadError, "a segment is corrupted")
+    session, number, ack, repair, arrived, kind, code = _REST.unpack_from(view, _CRC.size)
     require(kind <= max(Kind) and code < len(LABELS), PayloadError, f"unknown kind {kind} or label {code}")
-    return Segment(session, number, ack, repair, arrived, Kind(kind), LABELS[code], view[HEADER:])
+    return Segment(session, number, ack, repair, arrived, Kind(kind), LABELS[code], (view[HEADER:], *others))
 
 
 def ticks(seconds: float) -> int:
@@ -88,7 +107,8 @@ def ticks(seconds: float) -> int:
     return int(seconds / TICK) % TICKS
 
 
-def label_of(data: bytes) -> str:
+def label_of(data: Message) -> str:
     """Return the traffic class of a segment from its bytes, unchecked, for a meter below ``Reliable``."""
-    code = data[HEADER - 1] if len(data) >= HEADER else len(LABELS)
+    first = buffers_of(data)[0]
+    code = first[HEADER - 1] if len(first) >= HEADER else len(LABELS)
     return LABELS[code] if code < len(LABELS) else "other"

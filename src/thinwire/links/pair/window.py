@@ -11,7 +11,9 @@ from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from thinwire.links.pair.segment import HEADER, NACK, RANGE, Kind
+from thinwire.links.message import Message, Parts
+from thinwire.links.pair.buffers import Assembly, joined
+from thinwire.links.pair.segment import FIRST, HEADER, LENGTH, NACK, RANGE, Kind
 from thinwire.types import PayloadError, require
 
 MAX_RANGES = 64  # in one NACK; the rest is asked for later
@@ -25,8 +27,8 @@ class SentSegment:
 
     kind: Kind
     label: str
-    body: memoryview
-    done: Future[None] | None  # of the message, on its last segment
+    body: Message
+    done: tuple[Future[None], ...]  # of the messages that end with it
     at: float | None  # seconds, when it was sent first; None where that says nothing about the rate
     repair: int = 0  # the round in which it was sent again last
 
@@ -60,10 +62,8 @@ class SendWindow:
         """Every number up to here has been acknowledged."""
         return self._acked
 
-    def add(
-        self, kind: Kind, label: str, body: memoryview, done: Future[None] | None, now: float | None
-    ) -> int:
-        """Keep a segment and return its number."""
+    def add(self, kind: Kind, label: str, body: Message, now: float | None, *done: Future[None]) -> int:
+        """Keep a segment and return its number. ``done``: of the messages that end with it."""
         self.top += 1
         self.flight += len(body)
         self._sent[self.top] = SentSegment(kind, label, body, done, now)
@@ -77,7 +77,7 @@ class SendWindow:
         run = [self._sent.pop(number) for number in range(self._acked + 1, ack + 1)]
         self._acked = max(self._acked, ack)
         self.flight -= sum(len(sent.body) for sent in run)
-        return [sent.done for sent in run if sent.done is not None], _run(run)
+        return [done for sent in run for done in sent.done], _run(run)
 
     def oldest(self) -> tuple[int, float] | None:
         """Return size and departure of the segment that waits longest; None where that says nothing."""
@@ -104,7 +104,7 @@ class SendWindow:
 
     def drain(self) -> list[Future[None]]:
         """Forget everything; return the sends that will never be done."""
-        pending = [s.done for s in self._sent.values() if s.done is not None]
+        pending = [done for sent in self._sent.values() for done in sent.done]
         self._sent.clear()
         return pending
 
@@ -118,9 +118,10 @@ class ReceiveWindow:
         self.seen = 0  # newest repair round answered by the peer
         self._max_message = max_message
         self._top = 0  # highest number known to be sent
-        self._ahead: dict[int, tuple[Kind, memoryview]] = {}
-        self._parts: list[memoryview] = []
+        self._ahead: dict[int, tuple[Kind, tuple[memoryview, ...]]] = {}
+        self._parts: list[memoryview] = []  # of a message of which nobody has said how large it is
         self._size = 0  # bytes in the parts
+        self._whole: tuple[bytes, Assembly] | None = None  # the head of a message, and where the rest goes
         self._asked: dict[int, int] = {}  # number -> repair round in which it was asked for
         self._round = 0
         self._ask_again = 0.0  # when to stop waiting for the answer to the newest NACK
@@ -131,8 +132,11 @@ class ReceiveWindow:
         """Whether nothing that is known to be sent is missing."""
         return self.got >= self._top
 
-    def accept(self, number: int, kind: Kind, body: memoryview) -> list[bytes]:
-        """Take a data segment; return the messages that it completes, in order."""
+    def accept(self, number: int, kind: Kind, *body: memoryview) -> list[Message]:
+        """Take a data segment, whose body may be in parts; return the messages that it completes, in order.
+
+        Errors: ``PayloadError`` for what no sender makes.
+        """
         self._top = max(self._top, number)
         if number <= self.got or number in self._ahead:
             self.repeated += 1
@@ -140,11 +144,11 @@ class ReceiveWindow:
         if number > self.got + MAX_AHEAD:
             return []
         self._ahead[number] = (kind, body)
-        whole: list[bytes] = []
+        whole: list[Message] = []
         while (got := self._ahead.pop(self.got + 1, None)) is not None:
             self.got += 1
             self._asked.pop(self.got, None)
-            self._join(*got, whole)
+            whole += self._join(*got)
         return whole
 
     def note(self, top: int, repair: int) -> None:
@@ -176,14 +180,56 @@ class ReceiveWindow:
         end = min(self._top, self.got + MAX_ASKED)
         return [n for n in range(self.got + 1, end + 1) if n not in self._ahead]
 
-    def _join(self, kind: Kind, body: memoryview, whole: list[bytes]) -> None:
-        self._parts.append(body)
-        self._size += len(body)
-        if self._size > self._max_message:
-            raise PayloadError(f"a message is larger than the limit of {self._max_message} bytes")
-        if kind == Kind.DATA:
-            whole.append(b"".join(self._parts))
-            self._parts, self._size = [], 0
+    def _join(self, kind: Kind, body: tuple[memoryview, ...]) -> list[Message]:
+        if kind in (Kind.FIRST, Kind.MANY):
+            require(not self._parts and self._whole is None, PayloadError, "a message begins within another")
+            return self._begin(*body) if kind == Kind.FIRST else _several(body)
+        if self._whole is not None:
+            head, rest = self._whole
+            for part in body:
+                rest.add(part)
+            if kind != Kind.DATA:
+                return []
+            self._whole = None
+            return [Parts(head, rest.result())]
+        self._parts += body
+        self._size += sum(map(len, body))
+        self._check(self._size)
+        if kind != Kind.DATA:
+            return []
+        parts, self._parts, self._size = self._parts, [], 0
+        return [parts[0] if len(parts) == 1 else Parts(*parts)]
+
+    def _begin(self, first: memoryview, *rest: memoryview) -> list[Message]:
+        """Make room for a message of which the first piece has come."""
+        require(len(first) >= FIRST.size, PayloadError, "a first piece without the size of its message")
+        size, head = FIRST.unpack_from(first)
+        self._check(size)
+        require(head <= min(size, len(first) - FIRST.size), PayloadError, "a first piece without its head")
+        end = FIRST.size + head
+        whole = Assembly(size - head)
+        for part in (first[end:], *rest):
+            whole.add(part)
+        self._whole = bytes(first[FIRST.size : end]), whole
+        return []
+
+    def _check(self, size: int) -> None:
+        too_large = f"a message is larger than the limit of {self._max_message} bytes"
+        require(size <= self._max_message, PayloadError, too_large)
+
+
+def _several(parts: tuple[memoryview, ...]) -> list[Message]:
+    """Return the messages of a segment of several."""
+    filled = [part for part in parts if part]
+    body = filled[0] if len(filled) == 1 else memoryview(joined(filled))
+    found: list[Message] = []
+    while body:
+        require(len(body) >= LENGTH.size, PayloadError, "a segment of several messages ends in a length")
+        end = LENGTH.size + LENGTH.unpack_from(body)[0]
+        require(end <= len(body), PayloadError, "a segment of several messages ends within one")
+        found.append(body[LENGTH.size : end])
+        body = body[end:]
+    return found
 
 
 def _run(segments: list[SentSegment]) -> Acked | None:

@@ -7,6 +7,7 @@ repairs that.
 
 from __future__ import annotations
 
+import threading
 from collections import deque
 from concurrent.futures import Future
 from time import monotonic
@@ -16,7 +17,8 @@ import zmq
 
 from thinwire.links.address import check_port, shown
 from thinwire.links.inbox import Inbox, failed, pending, renewed
-from thinwire.links.link import Data, LinkEstimate
+from thinwire.links.link import LinkEstimate
+from thinwire.links.message import Data, Message, Parts, buffers_of
 from thinwire.links.names import tried
 from thinwire.links.security import REMEDY, asks_for_token, check_host, secure_connector
 from thinwire.links.sockets import (
@@ -36,7 +38,8 @@ from thinwire.links.tcp import congestion
 from thinwire.types import AuthError, InputError, LinkError
 
 MAX_MESSAGE = 1 << 26  # bytes
-HIGH_WATER = 256  # messages that libzmq queues; more wait in this process
+HIGH_WATER = 32  # messages that libzmq queues each way: of large ones a few fill any line
+FRAMES = 2  # of a message, at most
 BLOCKED = 2  # milliseconds before a message that found no room is offered again
 
 _Event = zmq.Event
@@ -68,7 +71,8 @@ class ZmqLink(PolledSocket):
         self.connected = False  # whether the peer was there at least once
         self.refused = 0  # handshakes that failed
         self._name, self._inbox = name, Inbox()
-        self._outbox: deque[tuple[bytes, Future[None]]] = deque()
+        self._outbox: deque[tuple[tuple[Data, ...], Future[None]]] = deque()
+        self._full = False  # whether the socket had no room for the first of them
         self._about_token = self.secure and not self.binds  # whether a token is the likely reason
         self._patience, self._give_up = connect_timeout, monotonic() + connect_timeout
         self._redial_now = False
@@ -144,22 +148,24 @@ class ZmqLink(PolledSocket):
             sock.context.destroy(linger=0)
             raise InputError(f"cannot connect to {shown(host, port)}: {e.strerror}; check the address") from e
 
-    def send(self, data: Data, label: str = "control") -> Future[None]:
-        if len(data) > self.max_message:
+    def send(self, data: Message, label: str = "control") -> Future[None]:
+        frames = buffers_of(data)
+        largest = max(map(len, frames))
+        if largest > self.max_message:
             raise InputError(
-                f"a message of {len(data)} bytes is over the link's limit of {self.max_message}; split it"
+                f"a message of {largest} bytes is over the link's limit of {self.max_message}; split it"
             )
         future = pending()
         with self._lock:
             if self.error is not None:
                 return failed(self.error)
-            self._outbox.append((bytes(data), future))
+            self._outbox.append((frames, future))
             first = len(self._outbox) == 1
-        if first:
+        if first and threading.current_thread() is not self._thread:
             self._bell.ring()
         return future
 
-    def recv(self) -> Future[bytes]:
+    def recv(self) -> Future[Message]:
         return self._inbox.get()
 
     def estimate(self) -> LinkEstimate:
@@ -182,7 +188,7 @@ class ZmqLink(PolledSocket):
     # the thread
 
     def _pause(self) -> int:
-        if not self._outbox:
+        if not self._outbox or self._full:
             return IDLE
         return BLOCKED if self.connected else 10 * BLOCKED
 
@@ -192,27 +198,38 @@ class ZmqLink(PolledSocket):
                 frames = self._sock.recv_multipart(zmq.DONTWAIT, copy=False)
             except zmq.Again:
                 return
-            if [frame.bytes for frame in frames[:-1]] != ([self._name] if self.binds else []):
+            if self.binds and frames.pop(0).bytes != self._name:
                 continue  # not our peer
+            if not 1 <= len(frames) <= FRAMES:
+                continue  # nor one of its messages
             self._strangers.heard(frames[-1])
             self.connected = True
-            self._inbox.put(frames[-1].bytes)
+            whole = len(frames) == 1
+            self._inbox.put(frames[0].bytes if whole else Parts(*(frame.buffer for frame in frames)))
 
     def _flush(self) -> None:
         for _ in range(BURST):
             with self._lock:
                 if not self._outbox:
                     return
-                data, future = self._outbox[0]
+                frames, future = self._outbox[0]
             try:
-                self._sock.send_multipart([self._name, data] if self.binds else [data], zmq.DONTWAIT)
+                # what lies in one frame was copied to it: once more costs less than pyzmq's own thread
+                message = [self._name, *frames] if self.binds else frames
+                self._sock.send_multipart(message, zmq.DONTWAIT, copy=len(frames) == 1)
             except zmq.ZMQError as e:
-                if e.errno in (zmq.EAGAIN, zmq.EHOSTUNREACH):
-                    return  # no room, or the peer is not connected now
+                if e.errno in (zmq.EAGAIN, zmq.EHOSTUNREACH):  # no room, or the peer is not connected now
+                    # a second refusal: the room was for somebody else, so this is asked again by time
+                    self._full = e.errno == zmq.EAGAIN and not self._full
+                    return
                 raise
+            self._full = False
             with self._lock:
                 self._outbox.popleft()
             future.set_result(None)
+
+    def _stuck(self) -> bool:
+        return self._full
 
     def _waiting(self) -> bool:
         return bool(self._outbox)

@@ -11,8 +11,8 @@ from thinwire.channels.channel import Scheme
 from thinwire.codecs import Codec, Raw
 from thinwire.collectives import Exchange, GroupExchange, MeshExchange, MeshReduction, Reduction
 from thinwire.collectives.exchange import LENGTH
-from thinwire.links.link import Data
 from thinwire.links.mesh import Peer
+from thinwire.links.message import Data
 from thinwire.types import WRONG_VALUES, InputError, PayloadError, TensorSpec, require
 from thinwire.uses.training.replicas.coder import blocks
 from thinwire.uses.training.replicas.controller import MESSAGES, Link
