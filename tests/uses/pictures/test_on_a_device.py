@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from each import each
@@ -13,9 +16,14 @@ from torch import Tensor, nn
 import thinwire
 from thinwire.types import DesyncError, InputError
 from thinwire.uses.pictures.bit_sums import sums_of
-from thinwire.uses.pictures.coding import Endpoints
+from thinwire.uses.pictures.coding import Endpoints, mask_packet
 from thinwire.uses.pictures.context_parallel.recipes import ATTENTION, OUTPUT, parse_diffusion_recipe
+from thinwire.uses.pictures.diffusers_names.interfaces import ExpertLayer
+from thinwire.uses.pictures.expert_parallel.dispatch import PeerRows, computed
+from thinwire.uses.pictures.expert_parallel.pairs import WantedPairs, marked
+from thinwire.uses.pictures.expert_parallel.recipes import DISPATCH, parse_experts_recipe
 from thinwire.uses.pictures.message_bytes import opened, packed
+from thinwire.uses.pictures.messages import ExchangeTally, Key, Posted, TensorKind
 from thinwire.uses.pictures.model_calls import CallInputs
 from thinwire.uses.pictures.send_lane import SendLane
 from thinwire.verdicts import Questions
@@ -77,6 +85,41 @@ def test_a_wrong_reference_is_found_when_the_device_is_asked() -> None:
         with pytest.raises(DesyncError, match="sample 2: the reconstruction differs"):
             questions.settle()
         questions.settle()  # nothing is asked twice
+
+
+def test_which_tokens_go_to_which_experts_is_read_once_and_rows_cross_once_each_way() -> None:
+    coding = parse_experts_recipe("ep-sync").schemes[DISPATCH]
+    owned, layer = (
+        {0: [0, 2], 1: [1, 3]},
+        ExpertLayer(0, "ff", 4, 2, [lambda x, k=k: x + k for k in range(4)]),
+    )
+    draw = torch.Generator().manual_seed(1)
+    x, chosen = torch.randn(9, 8, generator=draw).bfloat16(), torch.rand(9, 4, generator=draw) < 0.4
+    traffic: Any = SimpleNamespace(
+        tally=ExchangeTally(), decode=lambda _, ends, rank, *rest: ends.decode(rank, *rest)
+    )
+    here, there = PeerRows(coding, 1, traffic), PeerRows(coding, 0, traffic)
+    key, mask = Key(0, 0, TensorKind.TOKENS, 0), Key(0, 0, TensorKind.CHOICES, 0)
+    posted = Posted(0, "tokens", key, 0, 3)
+    with Elsewhere() as seen:
+        there_x, wanted = x.to(DEVICE), chosen.to(DEVICE)
+        seen.clear()
+        pairs = WantedPairs.of_turn(wanted, owned)
+        assert (seen.to_host, seen.to_device, len(seen.waits)) == (1, 1, 1)
+        sent, _ = here.send(there_x.index_select(0, pairs.tokens[1].there), pairs.tokens[1], key.pack(), 0)
+        seen.clear()
+        data = packed([mask_packet(pairs.of(owned[1]), mask.pack()), *sent])
+        assert (seen.to_host, seen.to_device, len(seen.waits)) == (1, 0, 1)
+        seen.clear()
+        [first], rest = opened(data[:1], HERE), opened(data[1:], DEVICE)
+        choices = there.choices(posted, first, 2)
+        tokens, outputs = marked([choices.any(1), choices.flatten()], DEVICE)
+        rows = there.take(posted, rest, tokens, there_x[:0])
+        made = computed(layer, owned[1], rows, choices[tokens.here])
+        assert (seen.to_host, seen.waits) == (0, []) and seen.to_device == 3  # rows, and what to do with them
+        assert torch.equal(choices, chosen[:, owned[1]]) and len(made) == outputs.many
+        wanted_rows = [x[t] + e for t in range(9) for e in owned[1] if chosen[t, e]]
+        assert isinstance(made, There) and torch.equal(made.here, torch.stack(wanted_rows))
 
 
 def test_inputs_are_read_in_one_copy_and_have_one_checksum_on_all_devices() -> None:
