@@ -65,10 +65,11 @@ def pack(packet: Packet) -> bytes:
     return data if isinstance(data, bytes) else bytes(data)
 
 
-def packed(packet: Packet) -> bytes | memoryview:
+def packed(packet: Packet, lead: int = 0) -> bytes | memoryview:
     """Return the packet as bytes; one of a device in the memory that it crossed to, for the link to send.
 
-    It crosses in one copy, which is waited for here, and nothing copies it again.
+    It crosses in one copy, which is waited for here, and nothing copies it again. ``lead``: of a device, so
+    many bytes before the packet are the caller's to write, and are returned with it.
     Errors: ``InputError`` for parts that no packet can hold, and whatever was found wrong on the device with
     the values in it: the keys' next message is then one that needs no reference.
     """
@@ -83,7 +84,7 @@ def packed(packet: Packet) -> bytes | memoryview:
             here = here and part.is_cpu
         parts += own
     if not here:
-        return _from_device(packet, parts, layout)
+        return _from_device(packet, parts, layout, lead)
     pieces: list[Data] = [_head(packet, layout), *map(staging.memory, parts)]
     crc = 0
     for piece in pieces:
@@ -91,7 +92,7 @@ def packed(packet: Packet) -> bytes | memoryview:
     return b"".join([HEAD.pack(MAGIC, VERSION, 0, crc), *pieces])
 
 
-def _from_device(packet: Packet, parts: list[Tensor], layout: list[int]) -> memoryview:
+def _from_device(packet: Packet, parts: list[Tensor], layout: list[int], before: int) -> memoryview:
     """Return the packet as bytes in the memory that it was copied to, its head written before the parts."""
     entries, verdicts = Entries.of(packet.entries), packet.verdicts
     lengths: dict[int, int] = {}
@@ -100,7 +101,7 @@ def _from_device(packet: Packet, parts: list[Tensor], layout: list[int]) -> memo
         parts = [p[: lengths.get(id(p), p.numel())] for p in parts]
     asked = [] if entries.sums is None else [entries.sums]
     asked += [] if verdicts is None else verdicts.tensors()
-    lead = HEAD.size + _head_nbytes(packet)
+    lead = before + HEAD.size + _head_nbytes(packet)
     staged = staging.to_host([*parts, *asked], lead, align=1)
     data, read = staged.wait(), staged.tensors(len(parts))
     if entries.sums is not None:
@@ -113,8 +114,9 @@ def _from_device(packet: Packet, parts: list[Tensor], layout: list[int]) -> memo
         if start != end:
             data[end : end + n * part.itemsize] = data[start : start + n * part.itemsize]
         end, start = end + n * part.itemsize, start + part.nbytes
-    data[HEAD.size : lead] = _head(packet, layout)
-    data[: HEAD.size] = HEAD.pack(MAGIC, VERSION, 0, crc32(data[HEAD.size : end]))
+    start = before + HEAD.size
+    data[start:lead] = _head(packet, layout)
+    data[before:start] = HEAD.pack(MAGIC, VERSION, 0, crc32(data[start:end]))
     return data[:end]
 
 

@@ -159,6 +159,11 @@ class MeshExchange:
         for rank, payload in payloads.items():
             self._posts.send(self._posts.peers[rank], "message", step, bytes(payload))
 
+    def hand_over(self, step: int, payloads: Mapping[int, Data]) -> None:
+        """Scatter payloads that nobody writes to any more: they are not copied."""
+        for rank, payload in payloads.items():
+            self._posts.send(self._posts.peers[rank], "message", step, payload, at_once=True)
+
     def collect(
         self,
         step: int,
@@ -220,14 +225,14 @@ class Posts:
         """Return the step of a tag."""
         return int(_STEP.unpack(tag[-_STEP.size :])[0])
 
-    def send(self, peer: Peer, kind: str, step: int, body: Data) -> None:
-        """Queue one message; ``body`` stays as it is until the peer has it."""
+    def send(self, peer: Peer, kind: str, step: int, body: Data, at_once: bool = False) -> None:
+        """Queue one message; ``body`` stays as it is until the peer has it. ``at_once``: on this thread."""
         require(not self._closed, LinkError, f"the exchange {self.name!r} is closed")
         if peer.mailbox.error is not None:
             raise renewed(peer.mailbox.error)
         done = pending()
         self._unacknowledged[done] = peer
-        if len(body) <= PIECE:
+        if at_once or len(body) <= PIECE:
             self._hand_over(done, peer, self.tag(kind, step), body)
         else:  # copying and its check sums take a while
             self._sender.submit(self._hand_over, done, peer, self.tag(kind, step), body)
@@ -363,6 +368,10 @@ class Framing:
     def __init__(self, version: int, states: int, fields: str) -> None:
         self._version, self._states, self._head = version, states, struct.Struct(f"<BBH{fields}")
         self.size = self._head.size  # bytes of a message without packets
+
+    def before(self, state: int, nbytes: int, *fields: float) -> bytes:
+        """Return what stands before the only packet of a message, ``nbytes`` long."""
+        return self._head.pack(self._version, state, 1, *fields) + LENGTH.pack(nbytes)
 
     def pack(self, state: int, packets: Sequence[bytes | memoryview], *fields: float) -> bytes:
         """Return a message as bytes."""

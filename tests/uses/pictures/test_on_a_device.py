@@ -23,7 +23,7 @@ from thinwire.uses.pictures.expert_parallel.dispatch import PeerRows, computed
 from thinwire.uses.pictures.expert_parallel.pairs import WantedPairs, marked
 from thinwire.uses.pictures.expert_parallel.recipes import DISPATCH, parse_experts_recipe
 from thinwire.uses.pictures.message_bytes import opened, packed
-from thinwire.uses.pictures.messages import ExchangeTally, Key, Posted, TensorKind
+from thinwire.uses.pictures.messages import ExchangeTally, Key, Posted, RankMessage, TensorKind
 from thinwire.uses.pictures.model_calls import CallInputs
 from thinwire.uses.pictures.send_lane import SendLane
 from thinwire.verdicts import Questions
@@ -55,9 +55,10 @@ def test_a_message_crosses_once_each_way(recipe: str, role: str) -> None:
             seen.clear()
             packet, x_hat = sender.encode(given, KEYS, step)
             assert (seen.to_host, seen.to_device, seen.waits) == (0, 0, [])
-            [data] = packed([packet])
+            body = RankMessage(7, 8, [packet]).pack()
             assert (seen.to_host, seen.to_device, len(seen.waits)) == (1, 0, 1), seen.waits
-            assert bytes(data) == bytes(packed([alone.encode(x, KEYS, step)[0]])[0])
+            assert bytes(body) == RankMessage(7, 8, [alone.encode(x, KEYS, step)[0]]).pack()
+            [data] = RankMessage.unpack(body).data
             seen.clear()
             [found] = opened([data], DEVICE)
             made = there.decode(0, found, KEYS, [SHAPE], given, questions)

@@ -21,7 +21,7 @@ def device_of(packets: Sequence[Packet | Data]) -> torch.device:
 
 def packed(packets: Sequence[Packet | Data]) -> list[Data]:
     """Return the packets of a message as bytes: one copy from their device for each, and one wait for it."""
-    return [wire.pack(packet) if isinstance(packet, Packet) else packet for packet in packets]
+    return [wire.packed(packet) if isinstance(packet, Packet) else packet for packet in packets]
 
 
 def opened(data: Sequence[Data], device: torch.device) -> list[Packet | None]:

@@ -25,14 +25,15 @@ from enum import IntEnum
 from functools import partial
 from threading import Lock
 from time import perf_counter
-from typing import NamedTuple
+from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor
 
+from thinwire.channels import wire
 from thinwire.collectives import MeshExchange
-from thinwire.collectives.exchange import Framing
+from thinwire.collectives.exchange import LENGTH, Framing
 from thinwire.links.mailbox import Mailbox
 from thinwire.links.mesh import Peer
 from thinwire.types import DesyncError, InputError, LinkError, Packet, PayloadError, require
@@ -98,7 +99,7 @@ class CheckedExchange:
 
         def send() -> None:
             body = message.pack()
-            self._exchange.post(step, body)
+            self._exchange.hand_over(step, dict.fromkeys(self.others, body))
             self.tally.count(key.kind, len(body) * len(self.others))
 
         self._lane.do(device_of(packets), send)
@@ -121,7 +122,7 @@ class CheckedExchange:
 
         def send() -> None:
             bodies = {rank: RankMessage(number, inputs, own).pack() for rank, own in packets.items()}
-            self._exchange.scatter(step, bodies)
+            self._exchange.hand_over(step, bodies)
             self.tally.count(key.kind, sum(map(len, bodies.values())))
 
         self._lane.do(device_of([each for own in packets.values() for each in own]), send)
@@ -321,9 +322,14 @@ class RankMessage:
             )
         raise LinkError(text)
 
-    def pack(self) -> bytes:
-        """Return the message as bytes."""
-        return MESSAGES.pack(self.stopped, packed(self.packets), self.key, self.inputs)
+    def pack(self) -> Data:
+        """Return the message as bytes; one packet of a device is left in the memory that it was copied to."""
+        if len(self.packets) > 1 or device_of(self.packets).type == "cpu":
+            return MESSAGES.pack(self.stopped, packed(self.packets), self.key, self.inputs)
+        lead = MESSAGES.size + LENGTH.size
+        body: Any = wire.packed(self.packets[0], lead)  # type: ignore[arg-type]  # a device's is a packet
+        body[:lead] = MESSAGES.before(self.stopped, len(body) - lead, self.key, self.inputs)
+        return body
 
     @classmethod
     def unpack(cls, data: bytes | memoryview) -> RankMessage:

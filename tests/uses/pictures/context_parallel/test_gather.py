@@ -152,7 +152,7 @@ class Posting:
     """An exchange that is interrupted while it waits."""
 
     def __init__(self, exchange: Any) -> None:
-        self.ranks, self.post = exchange.ranks, exchange.post
+        self.ranks, self.post, self.hand_over = exchange.ranks, exchange.post, exchange.hand_over
 
     def collect(self, *_: object) -> dict[int, bytes]:
         raise KeyboardInterrupt

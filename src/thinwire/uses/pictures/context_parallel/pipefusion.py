@@ -181,7 +181,7 @@ class PipeFusion(CountedCalls):
 
         def send() -> None:
             body = message.pack()
-            self._exchange.scatter(step, dict.fromkeys(self._next, body))
+            self._exchange.hand_over(step, dict.fromkeys(self._next, body))
             self.tally.count(kind, len(body) * len(self._next))
 
         self._lane.do(device_of([packet]), send)
