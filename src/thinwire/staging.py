@@ -21,6 +21,8 @@ from torch import Tensor
 
 from thinwire.types import PayloadError, require
 
+KEPT, FIRST = 1 << 13, 16  # bytes of a part that stay known on the host
+_KNOWN = "thinwire_first_bytes"  # an attribute of such a tensor: it goes with it
 ALIGNMENT = 16  # bytes: a view of any dtype may begin there
 SMALL = 1 << 20  # bytes up to which a copy takes less time than to order streams, and so has none of its own
 LARGE = 1 << 22  # bytes from which on several threads copy to pinned memory
@@ -165,7 +167,19 @@ def put_together(
             for (at, _), (dtype, n) in zip(inside, layout, strict=True)
         ]
     whole = _there(host, there)
-    return [whole[a : a + n].view(dtype) for (a, n), (dtype, _) in zip(inside, layout, strict=True)]
+    found = [whole[a : a + n].view(dtype) for (a, n), (dtype, _) in zip(inside, layout, strict=True)]
+    for part, piece in zip(found, pieces, strict=True):
+        vars(part)[_KNOWN] = bytes(piece if len(piece) <= KEPT else piece[:FIRST])
+    return found
+
+
+def known(part: Tensor) -> Tensor | None:
+    """Return the first bytes of a part that went to a device, uint8 on the CPU, without a wait.
+
+    All of up to ``KEPT`` bytes, ``FIRST`` of more; None unless ``part`` is the very tensor that went there.
+    """
+    found = vars(part).get(_KNOWN)
+    return None if found is None else torch.frombuffer(bytearray(found), dtype=torch.uint8)
 
 
 def _there(host: Tensor, device: torch.device) -> Tensor:

@@ -143,18 +143,17 @@ def test_small_and_repetitive_parts_take_the_shorter_frame(n: int, mean: float) 
     values = torch.empty(n).geometric_(1 / mean, generator=torch.Generator().manual_seed(n)) - 1
     for part in (values, values[: n // 10].repeat(10), values.sort().values):
         data = part.to(torch.uint8)
-        frame = tagged.compress(tagged.Symbols.of(data), 1, n)
+        frames = tagged.compressed([tagged.Symbols.of(data)], 1)
         other = len(zstd.smallest(data.numpy())) + 1
-        assert (n if frame is None else frame.numel()) <= min(other * 1.02 + 2, n)
-        assert frame is None or torch.equal(tagged.expand(frame, n), data)
+        assert frames[0].numel() <= min(other * 1.02 + 2, n + 1)
+        assert torch.equal(tagged.expand(*tagged.arrived(frames), n), data)
 
 
 def test_few_codes_have_a_short_table() -> None:
     codes = torch.empty(3000).geometric_(0.7, generator=torch.Generator().manual_seed(0)).clamp(max=4) - 1
     symbols = tagged.Symbols.of_codes(codes.to(torch.uint8), 2)
-    few, many = (
-        rans.compress(s, f, 3000) for s, f in ((symbols.symbols, symbols.form), (symbols.data, rans.Form()))
-    )
+    asked = rans.Asked(symbols.symbols, symbols.form, 3000), rans.Asked(symbols.data, rans.Form(), 3000)
+    few, many = rans.compress(asked)
     assert few is not None and many is not None and few.numel() < 0.95 * many.numel()
 
 

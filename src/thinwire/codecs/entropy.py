@@ -22,7 +22,6 @@ from thinwire.codecs.codec import (
     roundtrip_against,
     tuned,
 )
-from thinwire.codecs.kernels.bits import pack, packed_nbytes, unpack
 from thinwire.spec import Spec
 from thinwire.types import InputError, Payload, PayloadError, TensorSpec, require
 
@@ -88,22 +87,15 @@ class Entropy(Spec):
         return self._parts(payload), x_hat
 
     def _symbols(self, spec: TensorSpec, bits: int, codes: Tensor, stored: Tensor) -> Payload:
-        symbols = tagged.Symbols.of_codes(codes, bits)
-        frame = tagged.compress(symbols, self.level, packed_nbytes(codes.numel(), bits))
-        part = tagged.store(pack(codes, bits)) if frame is None else frame
-        return Payload(spec, (part, self._shrunk(stored)))
+        parts = tagged.Symbols.of_codes(codes, bits), tagged.Symbols.of(stored)
+        return Payload(spec, tagged.compressed(parts, self.level))
 
     def _parts(self, payload: Payload) -> Payload:
         n = len(payload.parts)
         require(n <= MAX_PARTS, InputError, f"{self} nests too deep: {n} parts")
         forms = *part_forms(self.inner), *((1, 8),) * n
-        parts = tuple(self._shrunk(p, *form) for p, form in zip(payload.parts, forms, strict=False))
-        return Payload(payload.spec, parts)
-
-    def _shrunk(self, part: Tensor, planes: int = 1, bits: int = 8) -> Tensor:
-        symbols = tagged.Symbols.of(part, planes, bits)
-        frame = tagged.compress(symbols, self.level, symbols.data.numel())
-        return tagged.store(part) if frame is None else frame
+        parts = [tagged.Symbols.of(p, *form) for p, form in zip(payload.parts, forms, strict=False)]
+        return Payload(payload.spec, tagged.compressed(parts, self.level))
 
     def roundtrip_against(self, x: Tensor, reference: Tensor) -> tuple[Payload, Tensor] | None:
         if is_quantiser(self.inner):
@@ -121,14 +113,17 @@ class Entropy(Spec):
         if is_quantiser(inner):
             if len(payload.parts) != 2:
                 raise PayloadError(f"an entropy-coded payload of {len(payload.parts)} parts, expected 2")
-            codes = _codes(payload.parts[0], inner.bits, spec.numel)
-            return inner.dequantise(codes, _scales(payload.parts[1], *inner.scale_layout(spec)), spec)
+            coded, stored = tagged.arrived(payload.parts)
+            codes = tagged.expand_codes(coded, inner.bits, spec.numel)
+            return inner.dequantise(codes, _scales(stored, *inner.scale_layout(spec)), spec)
         return inner.decode(self._expanded(payload))
 
     def _expanded(self, payload: Payload) -> Payload:
-        n, bound = len(payload.parts), self.inner.nbytes(payload.spec)
-        require(n <= MAX_PARTS, PayloadError, f"an entropy-coded payload of {n} parts, at most {MAX_PARTS}")
-        return Payload(payload.spec, tuple(tagged.expand(p, bound) for p in payload.parts))
+        if len(payload.parts) > MAX_PARTS:
+            raise PayloadError(f"an entropy-coded payload of {len(payload.parts)} parts, at most {MAX_PARTS}")
+        bound = self.inner.nbytes(payload.spec)
+        parts = tuple(tagged.expand(p, bound) for p in tagged.arrived(payload.parts))
+        return Payload(payload.spec, parts)
 
     def nbytes(self, spec: TensorSpec) -> int:
         return self.inner.nbytes(spec) + (2 if is_quantiser(self.inner) else MAX_PARTS)
@@ -144,12 +139,7 @@ def part_forms(codec: object) -> tuple[tuple[int, int], ...]:
     return codec.part_forms if is_up_to_date(codec, "part_forms") else ()  # type: ignore[attr-defined]
 
 
-def _codes(part: Tensor, bits: int, n: int) -> Tensor:
-    found = tagged.expand_codes(part, bits, n)
-    return unpack(tagged.expand(part, packed_nbytes(n, bits)), bits, n) if found is None else found
-
-
-def _scales(part: Tensor, dtype: torch.dtype, n: int) -> Tensor:
+def _scales(part: tagged.Arrived, dtype: torch.dtype, n: int) -> Tensor:
     stored = tagged.expand(part, n * dtype.itemsize)
     if stored.dtype != dtype or stored.numel() != n:
         raise PayloadError(f"{stored.numel()} scales of {stored.dtype}, expected {n} of {dtype}")

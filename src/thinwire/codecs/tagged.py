@@ -9,13 +9,24 @@ which the encoder does not compress either.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from thinwire import staging
 from thinwire.codecs import rans, zstd
-from thinwire.codecs.kernels.bits import aligned_nbytes, pack_aligned, unpack_aligned
+from thinwire.codecs.kernels import triton_calls
+from thinwire.codecs.kernels.bits import (
+    aligned_nbytes,
+    pack,
+    pack_aligned,
+    packed_nbytes,
+    unpack,
+    unpack_aligned,
+)
 from thinwire.types import InputError, PayloadError, require
 
 FREE = 1 << 24  # bytes a frame of any length may grow to
@@ -37,51 +48,112 @@ _DTYPES = (
 )
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Symbols:
     """A part to compress: its bytes, and the symbols that they are range-coded as."""
 
+    part: Tensor  # what is stored if a frame is not shorter: packed, if it is ``codes``
     data: Tensor  # uint8 [nbytes]
     symbols: Tensor  # uint8 [n]
     form: rans.Form
-    tag: int
+    codes: int | None = None  # bits of each
 
     @classmethod
     def of_codes(cls, codes: Tensor, bits: int) -> Symbols:
         """Return ``codes`` (uint8 [n], below 2**``bits``) in the aligned form; few of them one by one."""
         data = pack_aligned(codes, bits)
         if bits > 4 or codes.numel() > rans.STREAM:
-            return cls(data, data, rans.Form(), 0)
-        return cls(data, codes, rans.Form(bits=bits), 0)
+            return cls(codes, data, data, rans.Form(), bits)
+        return cls(codes, data, codes, rans.Form(bits=bits), bits)
 
     @classmethod
     def of(cls, part: Tensor, planes: int = 1, bits: int = 8) -> Symbols:
         """Return a part of any dtype; bytes may be several planes, or aligned codes of ``bits``."""
-        data, size = as_bytes(part), part.element_size()
+        data, size = part.contiguous().view(torch.uint8), part.element_size()
         if size > 1:
-            return cls(data, data.view(-1, size).T.reshape(-1), rans.Form(size), tag_of(part))
+            return cls(part, data, data.view(-1, size).T.reshape(-1), rans.Form(size))
         n = data.numel() * (8 // bits)
         if bits < 8 and n <= rans.STREAM:
-            return cls(data, unpack_aligned(data, bits, n), rans.Form(bits=bits), tag_of(part))
-        return cls(data, data, rans.Form(planes if data.numel() % planes == 0 else 1), tag_of(part))
+            return cls(part, data, unpack_aligned(data, bits, n), rans.Form(bits=bits))
+        return cls(part, data, data, rans.Form(planes if data.numel() % planes == 0 else 1))
+
+    @property
+    def tag(self) -> int:
+        """The part's dtype; ``InputError`` for one that has no number."""
+        dtype = self.part.dtype
+        require(dtype in _DTYPES, InputError, f"values of {dtype} cannot be entropy-coded; cast them")
+        return _DTYPES.index(dtype)
+
+    @property
+    def tensors(self) -> tuple[Tensor, ...]:
+        """All that it is."""
+        return self.part, self.data, self.symbols
+
+    @property
+    def room(self) -> int:
+        """Bytes that the part takes as it is."""
+        n = self.part.numel()
+        return self.data.numel() if self.codes is None else packed_nbytes(n, self.codes)
+
+    def stored(self) -> Tensor:
+        """Return the part behind its tag as it is, uint8."""
+        tag = torch.full((1,), self.tag, dtype=torch.uint8, device=self.data.device)
+        return torch.cat([tag, self.data if self.codes is None else pack(self.part, self.codes)])
 
 
-def compress(part: Symbols, level: int, room: int) -> Tensor | None:
-    """Return the tagged frame of a part, uint8, or None where it does not fit in less than ``room`` bytes.
+def compressed(parts: Sequence[Symbols], level: int) -> tuple[Tensor, ...]:
+    """Return each part, of one device, behind its tag: as a frame where that is shorter than the part.
 
-    ``level`` is Zstandard's: from 2 on, it is tried for every part.
+    ``level`` is Zstandard's: from 2 on, it is tried for every part. A device is waited for once or twice:
+    for parts whose way is through the CPU, and for the lengths of frames.
     """
     zstd.package()  # missing, it is missed at the first message, however short
-    nbytes, device = part.data.numel(), part.data.device
-    if nbytes < SMALLEST:
-        return None
-    symbols = rans.at_home(part.symbols) if nbytes <= SMALL else part.symbols
-    found = rans.compress(symbols, part.form, room, bytes((_COMPRESSED | _RANGED | part.tag,)))
-    length = room if found is None else found.numel()
-    if level > 1 or nbytes <= SMALL or (found is not None and RUNS * length <= nbytes):
-        shorter = _repetitions(part, level, length)
-        found = found if shorter is None else shorter
-    return None if found is None or nbytes > FREE + RATIO * found.numel() else found.to(device)
+    if not parts:
+        return ()
+    device, parts = parts[0].part.device, _some_at_home(parts)
+    prefixes = [bytes((_COMPRESSED | _RANGED | p.tag,)) for p in parts]
+    asked = [
+        rans.Asked(p.symbols, p.form, p.room, prefix) if p.data.numel() >= SMALLEST else None
+        for p, prefix in zip(parts, prefixes, strict=True)
+    ]
+    frames = iter(rans.compress([a for a in asked if a is not None]))
+    found = [
+        p.stored() if a is None else _shortest(p, next(frames), level)
+        for p, a in zip(parts, asked, strict=True)
+    ]
+    return _together(found, device)
+
+
+def _some_at_home(parts: Sequence[Symbols]) -> list[Symbols]:
+    """Return the parts, those on the CPU that are coded there: small ones, and all without kernels."""
+    going = [not p.data.is_cpu and (p.data.numel() <= SMALL or not triton_calls.there(p.data)) for p in parts]
+    if not any(going):
+        return list(parts)
+    there = {id(t): t for p, goes in zip(parts, going, strict=True) if goes for t in p.tensors}
+    near = dict(zip(there, staging.to_host(list(there.values())).tensors(), strict=True))
+    return [
+        replace(p, part=near[id(p.part)], data=near[id(p.data)], symbols=near[id(p.symbols)]) if goes else p
+        for p, goes in zip(parts, going, strict=True)
+    ]
+
+
+def _together(parts: Sequence[Tensor], device: torch.device) -> tuple[Tensor, ...]:
+    """Return parts on ``device``: those on the CPU get there in one copy."""
+    near = [] if device.type == "cpu" else [p for p in parts if p.is_cpu]
+    if not near:
+        return tuple(parts)
+    layout = [(torch.uint8, p.numel()) for p in near]
+    there = iter(staging.put_together([staging.memory(p) for p in near], layout, device))
+    return tuple(next(there) if p.is_cpu else p for p in parts)
+
+
+def _shortest(part: Symbols, frame: Tensor | None, level: int) -> Tensor:
+    nbytes = part.data.numel()
+    length = part.room if frame is None else frame.numel()
+    if level > 1 or nbytes <= SMALL or (frame is not None and RUNS * length <= nbytes):
+        other = _repetitions(part, level, length)
+        frame = frame if other is None else other
+    return part.stored() if frame is None or nbytes > FREE + RATIO * frame.numel() else frame
 
 
 def _repetitions(part: Symbols, level: int, room: int) -> Tensor | None:
@@ -92,19 +164,39 @@ def _repetitions(part: Symbols, level: int, room: int) -> Tensor | None:
     return torch.frombuffer(bytearray((_COMPRESSED | part.tag,)) + frame, dtype=torch.uint8)
 
 
-def store(part: Tensor) -> Tensor:
-    """Return a part behind its tag, uint8, as it is."""
-    tag = torch.full((1,), tag_of(part), dtype=torch.uint8, device=part.device)
-    return torch.cat([tag, as_bytes(part)])
+class Arrived(NamedTuple):
+    """A tagged part, and its first bytes on the CPU: all of them, if it is small."""
+
+    part: Tensor
+    near: Tensor
+
+    @property
+    def frame(self) -> Tensor:
+        """What stands behind the tag, where it is known soonest."""
+        return (self.part if self.near.numel() < self.part.numel() else self.near)[1:]
 
 
-def expand(part: Tensor, bound: int) -> Tensor:
+def arrived(parts: Sequence[Tensor]) -> list[Arrived]:
+    """Return parts as ``expand`` takes them; ``PayloadError`` where they are not bytes.
+
+    A device is waited for once, unless it is known what went there.
+    """
+    for part in parts:
+        if part.dtype != torch.uint8 or part.dim() != 1 or not part.numel():
+            raise PayloadError(f"an entropy-coded part of {part.dtype} and shape {tuple(part.shape)}")
+    near = [p if p.is_cpu else staging.known(p) for p in parts]
+    first = [p[: p.numel() if p.numel() <= SMALL else 1 + rans.HEAD] for p in parts]
+    asked = iter(staging.to_host([f for f, n in zip(first, near, strict=True) if n is None]).tensors())
+    return [Arrived(p, next(asked) if n is None else n) for p, n in zip(parts, near, strict=True)]
+
+
+def expand(arrival: Arrived, bound: int) -> Tensor:
     """Return the part that was tagged, of at most ``bound`` bytes; ``PayloadError`` for anything else."""
-    tag = _tag(part)
+    part, tag = arrival.part, _tag(arrival)
     if tag & _RANGED:
-        raw = _ranged(part[1:], bound)
+        raw = _ranged(arrival, bound).to(part.device)
     else:
-        raw = _unzipped(part[1:], bound) if tag & _COMPRESSED else part[1:]
+        raw = _unzipped(arrival.frame, bound).to(part.device) if tag & _COMPRESSED else part[1:]
     dtype = _DTYPES[tag & _KIND]
     if raw.numel() > bound or raw.numel() % dtype.itemsize:
         raise PayloadError(
@@ -115,34 +207,32 @@ def expand(part: Tensor, bound: int) -> Tensor:
     return raw if dtype == torch.uint8 else raw.clone().view(dtype)  # a clone begins at an aligned address
 
 
-def expand_codes(part: Tensor, bits: int, n: int) -> Tensor | None:
-    """Return ``n`` codes that a frame holds, uint8; None where a part is stored. Errors: ``PayloadError``."""
-    tag = _tag(part)
+def expand_codes(arrival: Arrived, bits: int, n: int) -> Tensor:
+    """Return the ``n`` codes of ``bits`` that were tagged, uint8; ``PayloadError`` for anything else."""
+    tag = _tag(arrival)
     if not tag & _COMPRESSED:
-        return None
+        return unpack(expand(arrival, packed_nbytes(n, bits)), bits, n)
     if tag & _RANGED:
-        about = rans.opened(part[1:])
+        about = rans.opened(arrival.near[1:])
         if about.form.bits < 8:
             fits = about.form.bits == bits and about.n == n
             require(fits, PayloadError, f"{about.n} codes of {about.form.bits} bits, expected {n} of {bits}")
-            return rans.decompress(part[1:], about)
-    return unpack_aligned(expand(part, aligned_nbytes(n, bits)), bits, n)
+            return rans.decompress(arrival.frame, about).to(arrival.part.device)
+    return unpack_aligned(expand(arrival, aligned_nbytes(n, bits)), bits, n)
 
 
-def _tag(part: Tensor) -> int:
-    if part.dtype != torch.uint8 or part.dim() != 1 or not part.numel():
-        raise PayloadError(f"an entropy-coded part of {part.dtype} and shape {tuple(part.shape)}")
-    tag = int(part[0])
+def _tag(arrival: Arrived) -> int:
+    tag = int(arrival.near[0])
     known = tag & _KIND < len(_DTYPES) and tag & (_COMPRESSED | _RANGED) != _RANGED
     require(known, PayloadError, f"unknown tag {tag} of an entropy-coded part")
     return tag
 
 
-def _ranged(frame: Tensor, bound: int) -> Tensor:
-    about = rans.opened(frame)
+def _ranged(arrival: Arrived, bound: int) -> Tensor:
+    about = rans.opened(arrival.near[1:])
     size = aligned_nbytes(about.n, about.form.bits) if about.form.bits < 8 else about.n
-    _check_size(size, frame.numel(), bound)
-    found = rans.decompress(frame, about)
+    _check_size(size, arrival.part.numel() - 1, bound)
+    found = rans.decompress(arrival.frame, about)
     return found if about.form.bits == 8 else pack_aligned(found, about.form.bits)
 
 
@@ -150,20 +240,9 @@ def _unzipped(frame: Tensor, bound: int) -> Tensor:
     data = rans.at_home(frame).numpy()
     _check_size(zstd.content_size(data), len(data), bound)
     raw = zstd.decompress(data)
-    return torch.frombuffer(bytearray(raw), dtype=torch.uint8).to(frame.device) if raw else frame[:0]
+    return torch.frombuffer(bytearray(raw), dtype=torch.uint8) if raw else frame[:0]
 
 
 def _check_size(size: int, length: int, bound: int) -> None:
     fits = 0 <= size <= min(bound, FREE + RATIO * length)
     require(fits, PayloadError, f"a frame of {length} bytes claims {size}, expected at most {bound}")
-
-
-def as_bytes(part: Tensor) -> Tensor:
-    """Return the bytes of a flat part."""
-    return part.contiguous().view(torch.uint8)
-
-
-def tag_of(part: Tensor) -> int:
-    """Return the tag of a stored part; ``InputError`` for a dtype that has none."""
-    require(part.dtype in _DTYPES, InputError, f"values of {part.dtype} cannot be entropy-coded; cast them")
-    return _DTYPES.index(part.dtype)

@@ -8,7 +8,9 @@ several to a byte: few of them are cheaper with a short table.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import numpy as np
 import torch
@@ -22,7 +24,7 @@ from thinwire.codecs.rans.tables import Bytes
 from thinwire.types import PayloadError, require
 
 HEAD = 6  # bytes of a head, at most
-__all__ = ["HEAD", "STREAM", "Form", "Frame", "at_home", "compress", "decompress", "opened"]
+__all__ = ["HEAD", "STREAM", "Asked", "Form", "Frame", "at_home", "compress", "decompress", "opened"]
 
 
 @dataclass(frozen=True)
@@ -46,16 +48,37 @@ class Frame:
     nbytes: int
 
 
-def compress(symbols: Tensor, form: Form, room: int, prefix: bytes = b"") -> Tensor | None:
-    """Return symbols (uint8 [n], n >= 1) as a frame behind ``prefix``: uint8, of fewer than ``room`` bytes.
+class Asked(NamedTuple):
+    """Symbols (uint8 [n], n >= 1) to be a frame behind ``prefix``, of fewer than ``room`` bytes in all."""
 
-    None where it takes more. The same bytes on every device.
+    symbols: Tensor
+    form: Form
+    room: int
+    prefix: bytes = b""
 
-    >>> noise = torch.arange(9999) ** 2 % 9 % 4
-    >>> frame = compress(noise.to(torch.uint8), Form(bits=2), 9999)
+
+def compress(asked: Sequence[Asked]) -> list[Tensor | None]:
+    """Return each as uint8, or None where it takes more room: the same bytes on every device.
+
+    Lengths of those on a card are waited for, once for all.
+
+    >>> noise = (torch.arange(9999) ** 2 % 9 % 4).to(torch.uint8)
+    >>> (frame,) = compress([Asked(noise, Form(bits=2), 9999)])
     >>> bool((decompress(frame, opened(frame)) == noise).all())
     True
     """
+    begun = [_begun(*one) for one in asked]
+    lengths = [one[1] for one in begun if isinstance(one, tuple)]
+    read = iter(staging.to_host(lengths).tensors() if lengths else [])
+    found = list[Tensor | None]()
+    for one, (_, _, room, _) in zip(begun, asked, strict=True):
+        length = int(next(read)) if isinstance(one, tuple) else 0
+        found.append((one[0][:length] if length < room else None) if isinstance(one, tuple) else one)
+    return found
+
+
+def _begun(symbols: Tensor, form: Form, room: int, prefix: bytes) -> tuple[Tensor, Tensor] | Tensor | None:
+    """Return a frame, or bytes that begin with it and its length, both on the card."""
     grid, head = form.grid(symbols.numel()), prefix + _head(form, symbols.numel())
     if len(head) + grid.heads >= room:
         return None
@@ -63,8 +86,7 @@ def compress(symbols: Tensor, form: Form, room: int, prefix: bytes = b"") -> Ten
         from thinwire.codecs.rans import on_card
 
         return on_card.encode(symbols.contiguous(), grid, head, room)
-    data = at_home(symbols).numpy()
-    found = _whole(data, grid, head, room)
+    found = _whole(at_home(symbols).numpy(), grid, head, room)
     return None if found is None else torch.from_numpy(found).to(symbols.device)
 
 
@@ -103,6 +125,7 @@ def opened(frame: Tensor) -> Frame:
 def decompress(frame: Tensor, about: Frame) -> Tensor:
     """Return the symbols, uint8 [n], of a frame and its head, which say how much memory they take.
 
+    They are on the card where kernels decoded them, else on the CPU.
     Errors: ``PayloadError``; whatever a frame says, nothing beyond it is read.
     """
     grid, body = about.form.grid(about.n), frame[about.nbytes :]
@@ -114,7 +137,7 @@ def decompress(frame: Tensor, about: Frame) -> Tensor:
         return on_card.decode(body.contiguous(), grid)
     data = at_home(body).numpy()
     found = (rans_calls if rans_calls.there() else lanes).decode(data, grid)
-    return torch.from_numpy(found).to(frame.device)
+    return torch.from_numpy(found)
 
 
 def _head(form: Form, n: int) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from thinwire.codecs.kernels.triton_calls import on
+from thinwire.codecs.kernels.triton_calls import launch
 from thinwire.codecs.rans.grid import LANES, STREAMS, Grid
 from thinwire.types import PayloadError
 from thinwire.verdicts import refuse
@@ -15,74 +15,50 @@ ROWS = 1  # streams of a program
 CHUNK, BLOCK = 1 << 14, 1 << 10
 
 
-def encode(symbols: Tensor, grid: Grid, head: bytes, room: int) -> Tensor | None:
-    """Return ``head`` and the body of symbols, uint8, of fewer than ``room`` bytes; else None."""
-    with on(symbols.device):
-        out, total = _encoded(symbols, grid, head, room)
-    length = int(total)
-    return out[:length] if length < room else None
-
-
-def _encoded(symbols: Tensor, grid: Grid, head: bytes, room: int) -> tuple[Tensor, Tensor]:
+def encode(symbols: Tensor, grid: Grid, head: bytes, room: int) -> tuple[Tensor, Tensor]:
+    """Return ``head`` and the body of symbols, cut off or uint8 [room], and how long all is, int64 [1]."""
     from thinwire.codecs.kernels.fused import rans_writing as writing
 
-    segments, streams = grid.segments, grid.streams
-    per, each = segments // grid.planes, streams // grid.planes
-
-    def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=symbols.device)
-
-    zeros = torch.zeros(segments * (256 + TABLE), dtype=torch.int32, device=symbols.device)
+    segments, streams, empty = grid.segments, grid.streams, symbols.new_empty
+    numbers = grid.n, segments // grid.planes, streams // grid.planes
+    zeros = symbols.new_zeros(segments * (256 + TABLE), dtype=torch.int32)
     counts, tables = zeros[: segments * 256], zeros[segments * 256 :]
     chunks = -(-min(grid.n, grid.segment) // CHUNK)
-    writing.count[segments, chunks](symbols, counts, grid.n, per, grid.segment, CHUNK, BLOCK)
-    entries, sizes = empty(segments, 256), empty(segments)
-    writing.tabulate[(segments,)](counts, entries, tables, sizes, grid.n, per, grid.segment, TABLE)
-    words = empty(streams, grid.stream + 2 * LANES, dtype=torch.int16)
-    used = empty(streams)
-    writing.encode[segments, STREAMS // ROWS](
-        *(symbols, entries, sizes, words, used, grid.n, per, each, grid.lane, ROWS), num_warps=ROWS
-    )
+    launch(writing.count, (segments, chunks), (symbols, counts), numbers[:2], (grid.segment, CHUNK, BLOCK))
+    entries, sizes = empty((segments, 256), dtype=torch.int32), empty(segments, dtype=torch.int32)
+    made = counts, entries, tables, sizes
+    launch(writing.tabulate, (segments,), made, numbers[:2], (grid.segment, TABLE))
+    words = empty((streams, grid.stream + 2 * LANES), dtype=torch.int16)
+    used = empty(streams, dtype=torch.int32)
+    coded = symbols, entries, sizes, words, used
+    launch(writing.encode, (segments, STREAMS // ROWS), coded, numbers, (grid.lane, ROWS), ROWS)
     offsets, total = empty(segments, dtype=torch.int64), empty(1, dtype=torch.int64)
     base = len(head) + grid.heads
-    writing.place[(1,)](sizes, used, offsets, total, segments, per, each, base, BLOCK)
-    out = empty(room, dtype=torch.uint8)
-    writing.gather[segments, STREAMS + 1](
-        *(tables, sizes, words, used, offsets, out, grid.n, per, each),
-        *(int.from_bytes(head, "little"), len(head), room, grid.lane, TABLE, BLOCK),
-    )
+    launch(writing.place, (1,), (sizes, used, offsets, total), (segments, *numbers[1:], base), (BLOCK,))
+    out = empty(room)
+    first = int.from_bytes(head[:3], "little"), int.from_bytes(head[3:], "little"), len(head)
+    whole = tables, sizes, words, used, offsets, out
+    about = grid.lane, TABLE, BLOCK
+    launch(writing.gather, (segments, STREAMS + 1), whole, (*numbers, *first, room), about)
     return out, total
 
 
 def decode(body: Tensor, grid: Grid) -> Tensor:
     """Return the symbols, uint8 [planes * n], of a body; ``PayloadError`` where it is none."""
-    with on(body.device):
-        out, wrong = _decoded(body, grid)
-    text = f"{body.numel()} bytes that no encoder of {out.numel()} symbols writes"
-    refuse(wrong, lambda: PayloadError(text))
-    return out
-
-
-def _decoded(body: Tensor, grid: Grid) -> tuple[Tensor, Tensor]:
     from thinwire.codecs.kernels.fused import rans_reading as reading
 
-    segments, streams, length = grid.segments, grid.streams, body.numel()
-    per, each = segments // grid.planes, streams // grid.planes
-
-    def empty(*shape: int, dtype: torch.dtype = torch.int32) -> Tensor:
-        return torch.empty(shape, dtype=dtype, device=body.device)
-
-    wrong = torch.zeros(1, dtype=torch.int32, device=body.device)
-    offsets, starts, slots = empty(segments, dtype=torch.int64), empty(segments, 257), empty(segments, 4096)
-    reading.locate[(1,)](body, offsets, wrong, length, segments, per, each, grid.heads, BLOCK)
-    reading.untabulate[(segments,)](
-        *(body, offsets, starts, wrong, length, grid.n, per, grid.segment), num_warps=1
-    )
-    reading.spread[segments, 4](starts, slots)
-    out = empty(grid.n * grid.planes, dtype=torch.uint8)
-    reading.decode[segments, STREAMS // ROWS](
-        *(body, offsets, starts, slots, out, wrong, length, grid.n, per, each, segments, grid.lane, ROWS),
-        *(BLOCK,),
-        num_warps=ROWS,
-    )
-    return out, wrong
+    segments, streams, length, empty = grid.segments, grid.streams, body.numel(), body.new_empty
+    n, per, each = grid.n, segments // grid.planes, streams // grid.planes
+    wrong, offsets = body.new_zeros(1, dtype=torch.int32), empty(segments, dtype=torch.int64)
+    starts, slots = (empty((segments, k), dtype=torch.int32) for k in (257, 4096))
+    found = body, offsets, wrong
+    launch(reading.locate, (1,), found, (length, segments, per, each, grid.heads), (BLOCK,))
+    found = body, offsets, starts, wrong
+    launch(reading.untabulate, (segments,), found, (length, n, per), (grid.segment,), 1)
+    launch(reading.spread, (segments, 4), (starts, slots), (), ())
+    out = empty(n * grid.planes)
+    found = body, offsets, starts, slots, out, wrong
+    about = grid.lane, ROWS, BLOCK
+    launch(reading.decode, (segments, STREAMS // ROWS), found, (length, n, per, each, segments), about, ROWS)
+    refuse(wrong, lambda: PayloadError(f"{length} bytes that no encoder of {n * grid.planes} symbols writes"))
+    return out

@@ -239,6 +239,7 @@ def gather(
     per: tl.tensor,
     each: tl.tensor,
     head: tl.tensor,
+    more: tl.tensor,
     heads: tl.tensor,
     room: tl.tensor,
     LANE: tl.constexpr,
@@ -247,7 +248,8 @@ def gather(
 ) -> None:
     """Write the table of a segment (in program 4 of each), or a stream, and what the heads say of it.
 
-    ``head`` are the first bytes as a number, the lowest first; nothing is written from ``room`` on.
+    ``head`` and ``more`` are the first three bytes and the next four as numbers; nothing is written from
+    ``room`` on.
     """
     segment, row = tl.program_id(0), tl.program_id(1)
     at, size = tl.load(offsets + segment), tl.load(sizes + segment)
@@ -258,7 +260,9 @@ def gather(
         tl.store(out + at + byte, own.to(tl.uint8), mask=(byte < size) & (at + byte < room))
         _short(out, heads + 2 * segment, size, room)
         if segment == 0:
-            tl.store(out + byte, (head >> (tl.minimum(byte, 7) * 8)).to(tl.uint8), mask=byte < heads)
+            later = tl.minimum(tl.maximum(byte - 3, 0), 3)
+            first = tl.where(byte < 3, head >> (tl.minimum(byte, 3) * 8), more >> (later * 8))
+            tl.store(out + byte, first.to(tl.uint8), mask=byte < heads)
     else:
         first = segment // per * each + segment % per * 4
         stream = first + row
