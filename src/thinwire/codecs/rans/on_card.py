@@ -51,14 +51,13 @@ def decode(body: Tensor, grid: Grid) -> Tensor:
     n, per, each = grid.n, segments // grid.planes, streams // grid.planes
     wrong, offsets = body.new_zeros(1, dtype=torch.int32), empty(segments, dtype=torch.int64)
     starts, slots = (empty((segments, k), dtype=torch.int32) for k in (257, 4096))
-    found = body, offsets, wrong
-    launch(reading.locate, (1,), found, (length, segments, per, each, grid.heads), (BLOCK,))
-    found = body, offsets, starts, wrong
-    launch(reading.untabulate, (segments,), found, (length, n, per), (grid.segment,), 1)
+    heads = length, segments, per, each, grid.heads
+    launch(reading.locate, (1,), (body, offsets, wrong), heads, (BLOCK,))
+    tables = body, offsets, starts, wrong
+    launch(reading.untabulate, (segments,), tables, (length, n, per), (grid.segment,), 1)
     launch(reading.spread, (segments, 4), (starts, slots), (), ())
     out = empty(n * grid.planes)
-    found = body, offsets, starts, slots, out, wrong
-    about = grid.lane, ROWS, BLOCK
-    launch(reading.decode, (segments, STREAMS // ROWS), found, (length, n, per, each, segments), about, ROWS)
+    streams, numbers = (body, offsets, starts, slots, out, wrong), (length, n, per, each, segments)
+    launch(reading.decode, (segments, STREAMS // ROWS), streams, numbers, (grid.lane, ROWS, BLOCK), ROWS)
     refuse(wrong, lambda: PayloadError(f"{length} bytes that no encoder of {n * grid.planes} symbols writes"))
     return out
