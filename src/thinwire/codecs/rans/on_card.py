@@ -57,7 +57,7 @@ def decode(body: Tensor, grid: Grid) -> Tensor:
     launch(reading.untabulate, (segments,), tables, (length, n, per), (grid.segment,), 1)
     launch(reading.spread, (segments, 4), (starts, slots), (), ())
     out = empty(n * grid.planes)
-    streams, numbers = (body, offsets, starts, slots, out, wrong), (length, n, per, each, segments)
-    launch(reading.decode, (segments, STREAMS // ROWS), streams, numbers, (grid.lane, ROWS, BLOCK), ROWS)
+    coded, numbers = (body, offsets, starts, slots, out, wrong), (length, n, per, each, segments)
+    launch(reading.decode, (segments, STREAMS // ROWS), coded, numbers, (grid.lane, ROWS, BLOCK), ROWS)
     refuse(wrong, lambda: PayloadError(f"{length} bytes that no encoder of {n * grid.planes} symbols writes"))
     return out
