@@ -34,7 +34,7 @@ from thinwire.uses.training.replicas.transport import Packets, ReplicaTally
 from thinwire.verdicts import Verdicts, deferred
 
 BLOCK = 1 << 22  # values of a packet: what coding holds in memory beside all values is a few times as much
-STAGED = 1 << 28  # bytes that cross between device and host in one copy; of more, several are made
+STAGED = 3 << 26  # bytes that cross between device and host in one copy; of more, several are made
 Sent = tuple[int, slice, Section]  # by which rank, which segments, and what
 Found = tuple[int, Verdicts]  # about a packet of which rank, and what
 
@@ -230,12 +230,12 @@ class _Outgoing:
 
     def arrived(self, span: Span) -> list[tuple[str, Payload]] | None:
         """End ``span`` with what is queued; wait, and return codecs and payloads. None: not finite."""
-        said = [self._verdict(), *self.verdicts.tensors()]
-        self._parts += said
+        said = _Words([self._verdict(), *self.verdicts.tensors()])
+        self._parts += said.parts
         self._send()
         span.end()
         there = [x for staged in self._staged for x in staged.tensors()]
-        finite, *read = there[-len(said) :]
+        finite, *read = said.apart(there[-len(said.parts) :])
         if not finite:
             return None
         lengths, parts = self.verdicts.settle(read), iter(there)
@@ -256,6 +256,19 @@ class _Outgoing:
     def _send(self) -> None:
         self._staged.append(to_host(self._parts))
         self._parts, self._nbytes = [], 0
+
+
+class _Words:
+    """What a device says, a value each: put together by dtype, as each part of a copy takes its time."""
+
+    def __init__(self, values: Sequence[Tensor]) -> None:
+        self._dtypes = [x.dtype for x in values]
+        self.parts = [torch.stack([x for x in values if x.dtype == d]) for d in dict.fromkeys(self._dtypes)]
+
+    def apart(self, parts: Sequence[Tensor]) -> list[Tensor]:
+        """Return the values again, from where the parts were copied to."""
+        each = {part.dtype: iter(part.unbind()) for part in parts}
+        return [next(each[dtype]) for dtype in self._dtypes]
 
 
 class Span:
@@ -300,10 +313,10 @@ def _batches(sent: Iterable[Sent]) -> Iterator[list[Sent]]:
 
 def _settle(found: Sequence[Found]) -> None:
     """Wait for what the device found about packets. Errors: ``PayloadError`` naming a rank."""
-    tensors = [x for _, verdicts in found for x in verdicts.tensors()]
-    if not tensors:
+    said = _Words([x for _, verdicts in found for x in verdicts.tensors()])
+    if not said.parts:
         return
-    read = iter(to_host(tensors).tensors())
+    read = iter(said.apart(to_host(said.parts).tensors()))
     for rank, verdicts in found:
         with _named(rank):
             verdicts.settle(list(islice(read, len(verdicts.tensors()))))

@@ -226,12 +226,11 @@ class DelayedGradients(Synchroniser):
     def step(self, apply: Apply) -> None:
         transport = self._transport
         with self._timed():
-            flat = sum(self._again.values(), self._flat.gradients())
             if self._undoable:
                 self._since = self._since or _Since(self._coder.revert(), dict(self._again))
                 self._since.sent.add(transport.number)
             codec = Raw() if self._steps < self._exact else transport.controller.codec
-            packets = self._coder.encode(flat, codec)
+            packets = self._coder.encode(sum(self._again.values(), self._flat.gradients()), codec)
             if packets is not None:
                 self._again = {}
             transport.post(packets, self._undoes)
