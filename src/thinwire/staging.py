@@ -56,10 +56,10 @@ def places(sizes: Sequence[int], lead: int = 0, align: int = ALIGNMENT) -> tuple
 class Staged:
     """Parts on their way to the host. What it returns stays valid as long as a view of it is held."""
 
-    def __init__(self, parts: Sequence[Tensor], found: list[Place], end: int, buffer: Tensor | None) -> None:
-        self._forms = [(p.dtype, p.shape) for p in parts]
-        self._places, self._end, self._buffer = found, end, buffer
-        self._rows = [] if buffer is not None else [_bytes(p) for p in parts]  # of the CPU: as they are
+    def __init__(self, parts: Sequence[Tensor], lead: int, align: int, buffer: Tensor | None) -> None:
+        self._lead, self._align, self._buffer = lead, align, buffer
+        self._here = parts if buffer is None else ()  # parts of the CPU, as they are; others are let go
+        self._forms = [(p.dtype, p.shape, nbytes(p)) for p in parts] if buffer is not None else []
         self._copied: torch.cuda.Event | None = None
 
     def wait(self) -> memoryview:
@@ -67,40 +67,48 @@ class Staged:
 
         Parts of the CPU are put together here; ask for ``views`` or ``tensors`` to have them as they are.
         """
-        return _memory(self._whole())[: self._end]
+        if self._buffer is not None:
+            return _memory(self._whole(self._buffer))
+        found, end = places([nbytes(p) for p in self._here], self._lead, self._align)
+        whole = torch.zeros(end, dtype=torch.uint8, device=_CPU)
+        for (start, n), part in zip(found, self._here, strict=True):
+            whole[start : start + n] = _bytes(part)
+        return _memory(whole)
 
     def views(self) -> list[memoryview]:
         """Wait for the copy, and return the bytes of each part."""
-        return [_memory(row) for row in self._flat()]
+        if self._buffer is None:
+            return [memory(part) for part in self._here]
+        return [_memory(row) for row in self._rows(self._buffer)]
 
     def tensors(self, since: int = 0) -> list[Tensor]:
         """Wait for the copy, and return each part from number ``since`` on the CPU, in its shape and dtype.
 
-        Those that were there share their memory, unless they had gaps; so do others with the bytes, unless
-        these are not aligned.
+        Those that were there are themselves; others share their memory with the bytes, if these are aligned.
         """
-        rows, forms = self._flat()[since:], self._forms[since:]
-        aligned = [
-            row if row.data_ptr() % dtype.itemsize == 0 else row.clone()
-            for row, (dtype, _) in zip(rows, forms, strict=True)
-        ]
-        return [row.view(dtype).reshape(shape) for row, (dtype, shape) in zip(aligned, forms, strict=True)]
-
-    def _flat(self) -> list[Tensor]:
         if self._buffer is None:
-            return self._rows
-        whole = self._whole()
-        return [whole[start : start + n] for start, n in self._places]
+            return [part.detach() for part in self._here[since:]]
+        found = []
+        for row, (dtype, shape, _) in zip(self._rows(self._buffer)[since:], self._forms[since:], strict=True):
+            aligned = row if row.data_ptr() % dtype.itemsize == 0 else row.clone()
+            found.append(aligned.view(dtype).reshape(shape))
+        return found
 
-    def _whole(self) -> Tensor:
+    def _rows(self, buffer: Tensor) -> list[Tensor]:
+        whole = self._whole(buffer)
+        given, _ = places([n for _, _, n in self._forms], self._lead, self._align)
+        return [whole[start : start + n] for start, n in given]
+
+    def _whole(self, buffer: Tensor) -> Tensor:
         if self._copied is not None:
             self._copied.synchronize()
             self._copied = None
-        if self._buffer is None:
-            self._buffer = torch.zeros(self._end, dtype=torch.uint8, device=_CPU)
-            for (start, n), row in zip(self._places, self._rows, strict=True):
-                self._buffer[start : start + n] = row
-        return self._buffer
+        return buffer
+
+
+def nbytes(part: Tensor) -> int:
+    """Return the bytes that a part's values take."""
+    return part.numel() * part.element_size()
 
 
 def to_host(parts: Sequence[Tensor], lead: int = 0, align: int = ALIGNMENT) -> Staged:
@@ -112,14 +120,14 @@ def to_host(parts: Sequence[Tensor], lead: int = 0, align: int = ALIGNMENT) -> S
     >>> to_host([torch.ones(2), torch.tensor(7)]).tensors()
     [tensor([1., 1.]), tensor(7)]
     """
-    device = parts[0].device if parts else _CPU
-    found, end = places([p.numel() * p.element_size() for p in parts], lead, align)
-    if device.type == "cpu":
-        return Staged(parts, found, end, None)
+    if not parts or parts[0].is_cpu:
+        return Staged(parts, lead, align, None)
+    device = parts[0].device
+    found, end = places([nbytes(p) for p in parts], lead, align)
     with torch.no_grad():
         joined = _joined([_bytes(p) for p in parts], found, lead)
         buffer = _room(end, device)
-        staged = Staged(parts, found, end, buffer)
+        staged = Staged(parts, lead, align, buffer)
         if device.type == "cuda":
             staged._copied = _copy(joined, buffer[lead:end])
         else:
