@@ -14,6 +14,7 @@ from thinwire.state.log import Change, LogEntry
 from thinwire.state.patch_code import classes, diffs, indexing, planes, positions
 from thinwire.state.patch_code.blocks import Block
 from thinwire.state.patch_code.changes import pack_blocks, unpack_blocks
+from thinwire.state.patch_code.patch_stream import LARGEST, PatchCursor, pack_numbers, unpack_numbers
 from thinwire.state.patches import moves
 from thinwire.types import InputError, PayloadError
 
@@ -326,3 +327,27 @@ def test_arrays_that_are_not_for_c_are_left_to_numpy():
 def test_a_library_of_other_limits_is_not_used(monkeypatch, limit):
     monkeypatch.setattr(native, limit, 8)
     assert native._load() == {}
+
+
+@settings(max_examples=60, deadline=None)
+@given(
+    st.sampled_from([0, 1, 9, 1000, 131_071, 131_073]),
+    st.sampled_from([5, 9, 300, 70_000, 2**25, LARGEST]),
+    seeds,
+)
+def test_numbers_are_the_same_bytes(n, largest, seed):
+    numbers = (np.random.default_rng(seed).random(n) ** 3 * largest).astype(np.uint64).astype(np.uint32)
+    numbers[-1:] = largest
+    packed = pack_numbers(numbers)
+    assert packed == with_numpy(lambda: pack_numbers(numbers))
+
+    def read():
+        reader = PatchCursor(packed, "numbers")
+        found = unpack_numbers(reader, n)
+        reader.close()
+        return found
+
+    assert np.array_equal(read(), numbers) and np.array_equal(with_numpy(read), numbers)
+    if n and packed:
+        with pytest.raises(PayloadError):
+            unpack_numbers(PatchCursor(packed[:-1], "numbers"), n)

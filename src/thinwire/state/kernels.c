@@ -128,6 +128,117 @@ FAST int64_t tw_bits(const int32_t *at, size_t n, uint8_t *bits)
     return 0;
 }
 
+/* Numbers as symbols and low bits, page by page, see patch_stream.py: a symbol is the exponent and the three bits
+   after the leading one of u + 8, and what is below these are low bits, as wide codes of codecs/kernels/bits.py. */
+enum { PAGE = 1 << 17, WIDTHS = 29 };
+
+static inline unsigned symbol_of(uint32_t more)
+{
+    const unsigned width = 28 - (unsigned)__builtin_clz(more);
+    return width << 3 | (more >> width & 7);
+}
+
+/* How many numbers of a page have low bits of each width, and the bytes of all these. */
+static size_t counted(const uint8_t *symbols, size_t n, size_t *counts)
+{
+    size_t total = 0;
+    memset(counts, 0, WIDTHS * sizeof(size_t));
+    for (size_t i = 0; i < n; i++) counts[symbols[i] >> 3]++;
+    for (size_t w = 1; w < WIDTHS; w++) {
+        const size_t rest = w & 7, planes = rest & 1 ? 8 : rest == 4 ? 2 : 4;
+        total += counts[w] * (w >> 3) + (rest ? (counts[w] + planes - 1) / planes * (planes * rest / 8) : 0);
+    }
+    return total;
+}
+
+/* Where the next code of a width goes, or comes from: its place among whole bytes, and in the packed bits. */
+typedef struct { size_t done, n, m, i; unsigned bit; uint8_t *whole, *packed; } place;
+
+static void laid_out(place *places, const size_t *counts, uint8_t *at)
+{
+    for (size_t w = 1; w < WIDTHS; w++) {
+        const size_t rest = w & 7, planes = rest & 1 ? 8 : rest == 4 ? 2 : 4, m = (counts[w] + planes - 1) / planes;
+        places[w] = (place){0, counts[w], m, 0, 0, at, at + counts[w] * (w >> 3)};
+        at += counts[w] * (w >> 3) + (rest ? m * (planes * rest / 8) : 0);
+    }
+}
+
+#define NEXT(p, rest) p->done++; if (++p->i == p->m) { p->i = 0; p->bit += (unsigned)(rest); }
+
+/* The symbols of numbers, each at most 2**32 - 9; returns how many bytes their low bits take. */
+FAST int64_t tw_symbols(const uint32_t *numbers, size_t n, uint8_t *symbols)
+{
+    size_t total = 0, counts[WIDTHS];
+    for (size_t i = 0; i < n; i++) symbols[i] = (uint8_t)symbol_of(numbers[i] + 8);
+    for (size_t i = 0; i < n; i += PAGE) total += counted(symbols + i, n - i < PAGE ? n - i : PAGE, counts);
+    return (int64_t)total;
+}
+
+/* How many bytes the low bits of numbers with these symbols take; -1 if one stands for no number. */
+FAST int64_t tw_lows(const uint8_t *symbols, size_t n)
+{
+    size_t total = 0, counts[WIDTHS];
+    for (size_t i = 0; i < n; i++) if (symbols[i] >= 8 * WIDTHS) return -1;
+    for (size_t i = 0; i < n; i += PAGE) total += counted(symbols + i, n - i < PAGE ? n - i : PAGE, counts);
+    return (int64_t)total;
+}
+
+/* Pack the low bits into zeros. */
+FAST int64_t tw_pack(const uint32_t *numbers, const uint8_t *symbols, size_t n, uint8_t *out)
+{
+    size_t counts[WIDTHS];
+    place places[WIDTHS];
+    for (size_t page = 0; page < n; page += PAGE) {
+        const size_t stop = n - page < PAGE ? n : page + PAGE, nbytes = counted(symbols + page, stop - page, counts);
+        laid_out(places, counts, out);
+        for (size_t j = page; j < stop; j++) {
+            const unsigned w = symbols[j] >> 3, rest = w & 7;
+            if (!w) continue;
+            place *p = places + w;
+            uint32_t low = numbers[j] + 8;
+            for (unsigned k = 0; k < w >> 3; k++, low >>= 8) p->whole[k * p->n + p->done] = (uint8_t)low;
+            if (rest) {
+                const unsigned bits = (low & ((1u << rest) - 1)) << (p->bit & 7);
+                uint8_t *to = p->packed + (p->bit >> 3) * p->m + p->i;
+                *to |= (uint8_t)bits;
+                if (bits >> 8) to[p->m] |= (uint8_t)(bits >> 8);
+            }
+            NEXT(p, rest)
+        }
+        out += nbytes;
+    }
+    return 0;
+}
+
+/* Undo that. */
+FAST int64_t tw_unpack(const uint8_t *symbols, size_t n, uint8_t *packed, uint32_t *numbers)
+{
+    size_t counts[WIDTHS];
+    place places[WIDTHS];
+    for (size_t page = 0; page < n; page += PAGE) {
+        const size_t stop = n - page < PAGE ? n : page + PAGE, nbytes = counted(symbols + page, stop - page, counts);
+        laid_out(places, counts, packed);
+        for (size_t j = page; j < stop; j++) {
+            const unsigned w = symbols[j] >> 3, rest = w & 7;
+            place *p = places + w;
+            uint32_t low = 0;
+            if (w) {
+                for (unsigned k = 0; k < w >> 3; k++) low |= (uint32_t)p->whole[k * p->n + p->done] << 8 * k;
+                if (rest) {
+                    const uint8_t *from = p->packed + (p->bit >> 3) * p->m + p->i;
+                    unsigned bits = *from;
+                    if ((p->bit & 7) + rest > 8) bits |= (unsigned)from[p->m] << 8;
+                    low |= (bits >> (p->bit & 7) & ((1u << rest) - 1)) << (w & 24);
+                }
+                NEXT(p, rest)
+            }
+            numbers[j] = ((8u | (symbols[j] & 7)) << w) + low - 8;
+        }
+        packed += nbytes;
+    }
+    return 0;
+}
+
 /* The class of a word by its size, which is the word without its sign, doubled: how many of least[0..2] it
    reaches. A table of fewer classes is filled up with what no size reaches: sizes are even. */
 #define CLASSES(W)                                                                                  \

@@ -21,7 +21,7 @@ from thinwire.state.patch_code.blocks import Block, block_at
 from thinwire.state.patch_code.classes import block_of
 from thinwire.state.patch_code.indexing import mark, read, where, write
 from thinwire.state.patches.moves import Move
-from thinwire.state.threads import by_runs
+from thinwire.state.threads import by_runs, room
 from thinwire.state.words import Words
 
 KEPT = 2  # entries that no budget takes
@@ -237,8 +237,17 @@ class Past:
         self._kept[piece] = words
 
     def words(self, piece: int, start: int, stop: int) -> np.ndarray:
-        """Return the words of a piece from ``start`` to before ``stop``, in memory of their own."""
-        return self._read(piece, lambda words: words[start:stop].copy())
+        """Return the words of a piece from ``start`` to before ``stop``, in memory of this thread's.
+
+        They are for use until it asks for others.
+        """
+        into = room("words", stop - start, self._words[piece].dtype)
+
+        def copy(words: np.ndarray) -> np.ndarray:
+            np.copyto(into, words[start:stop])
+            return into
+
+        return self._read(piece, copy)
 
     def before(self, change: Change | None, piece: int, start: int, stop: int) -> np.ndarray:
         """Return the words before ``change``, if any, which led to this version. They are for reading."""

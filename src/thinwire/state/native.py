@@ -17,6 +17,7 @@ import numpy as np
 
 from thinwire import compiled
 from thinwire.state.layout import Array
+from thinwire.state.threads import room
 from thinwire.types import InputError, require
 
 MOST = 4  # classes
@@ -40,6 +41,7 @@ _NAMES = (
     "outside",
     "merge",
 )
+_PLAIN = ("most", "row", "where", "within", "bits", "symbols", "lows", "pack", "unpack")
 _HASHES = ("moved", "whole")  # of words of up to 4 bytes
 
 
@@ -47,9 +49,7 @@ def _load() -> compiled.Passes:
     """Return the functions of the library beside this file; none where there is none, or of other limits."""
     names = [f"{name}_uint{8 * size}_t" for name in _NAMES for size in (1, 2, 4, 8)]
     hashes = [f"{name}_uint{8 * size}_t" for name in _HASHES for size in (1, 2, 4)]
-    found = compiled.functions(
-        Path(__file__).parent, ["most", "row", "where", "within", "bits", *names, *hashes]
-    )
+    found = compiled.functions(Path(__file__).parent, [*_PLAIN, *names, *hashes])
     for name in hashes if found else []:
         found[name].restype = ctypes.c_uint64
     return found if found and (found["most"](), found["row"]()) == (MOST, ROW) else compiled.Passes()
@@ -137,6 +137,30 @@ def bits(positions: Array, size: int) -> Array:
     return found
 
 
+def pack_numbers(numbers: Array) -> tuple[Array, Array]:
+    """Return the symbols of uint32 [n], each at most 2**32 - 9, and the low bits: uint8 [n] and [...]."""
+    symbols = np.empty(numbers.size, dtype=np.uint8)
+    given, into = _at(numbers, numbers.size, 4), _at(symbols, symbols.size, 1)
+    low = np.zeros(_FUNCTIONS["symbols"](given, _size(numbers), into), dtype=np.uint8)
+    _FUNCTIONS["pack"](given, into, _size(numbers), _at(low, low.size, 1))
+    return symbols, low
+
+
+def low_nbytes(symbols: Array) -> int:
+    """Return how many bytes the low bits take of numbers with these symbols; -1 if one stands for none."""
+    found: int = _FUNCTIONS["lows"](_at(symbols, symbols.size, 1), _size(symbols))
+    return found
+
+
+def unpack_numbers(symbols: Array, low: Array) -> Array:
+    """Return the numbers uint32 [n] with these symbols and low bits."""
+    require(low_nbytes(symbols) == low.size, InputError, f"{low.size} bytes of low bits, expected others")
+    numbers = np.empty(symbols.size, dtype=np.uint32)
+    given = _at(symbols, symbols.size, 1), _size(symbols), _at(low, low.size, 1)
+    _FUNCTIONS["unpack"](*given, _at(numbers, numbers.size, 4))
+    return numbers
+
+
 def planes(words: Array, zigzag: bool) -> Array:
     """Return the bytes of ``words`` [n], or of as many zigzag numbers: uint8 [width, n], lowest first."""
     n, width = words.size, words.itemsize
@@ -186,7 +210,7 @@ def sort(words: Array, least: Array, at: Array, diffs: Array) -> tuple[list[Arra
     ``least[c - 1]``.
     """
     n, k, width = words.size, at.size, words.itemsize
-    parts = [np.empty(n, dtype=diffs.dtype) for _ in least]
+    parts = [room(f"class {c}", n, diffs.dtype) for c in range(least.size)]
     others, by = np.empty(k, dtype=np.int32), np.empty(k, dtype=diffs.dtype)
     about = _at(words, n, width), _size(words), _at(least, least.size, width), _size(least)
     changes = _int32(at), _at(diffs, k, width), _size(at)
@@ -206,7 +230,7 @@ def unsort(
     ``taken``, one a class, is how many of each were taken before, and is moved on.
     """
     n, width = words.size, words.itemsize
-    at, diffs = np.empty(n, dtype=np.int32), np.empty(n, dtype=words.dtype)
+    at, diffs = room("at", n, np.dtype(np.int32)), room("diffs", n, words.dtype)
     heads = _addresses(classes, width)
     next_ones = type(heads)(*(head + k * width for head, k in zip(heads, taken, strict=True)))
     stops = type(heads)(*(head + c.nbytes for head, c in zip(heads, classes, strict=True)))

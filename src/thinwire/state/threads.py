@@ -7,19 +7,49 @@ torch does in such a thread should be small (``QUIET``): above that, each would 
 from __future__ import annotations
 
 import os
+import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate, pairwise
-from typing import TypeVar
+from typing import Any, TypeVar
+
+import numpy as np
+import numpy.typing as npt
 
 MOST = 16
 WORTH = 1 << 20  # elements that are worth a thread of their own: half a millisecond or more
 QUIET = 3 << 13  # elements of a tensor that torch works on in the thread that asks
 _SHARES = 2  # runs of pieces a thread: not all take as long
 
+
+Array = npt.NDArray[Any]
 Done = TypeVar("Done")
 Given = TypeVar("Given")
+
+
+class _Rooms(threading.local):
+    """Memory that a thread uses again and again: fresh pages cost more than to fill them."""
+
+    def __init__(self) -> None:
+        self.known = dict[str, Array]()
+
+
+_rooms = _Rooms()
+
+
+def room(name: str, n: int, dtype: np.dtype) -> Array:
+    """Return memory [n] of this thread's, as it was left; it is for others once the name is asked for again.
+
+    >>> room("words", 3, np.dtype(np.int16)).shape
+    (3,)
+    """
+    nbytes = n * dtype.itemsize
+    known = _rooms.known.get(name)
+    if known is None or known.size < nbytes:
+        known = _rooms.known[name] = np.empty(nbytes, dtype=np.uint8)
+    found: Array = known[:nbytes].view(dtype)
+    return found
 
 
 def cores() -> int:

@@ -21,6 +21,7 @@ import torch
 
 from thinwire.codecs import zstd
 from thinwire.codecs.kernels.bits import pack, unpack, wide_nbytes
+from thinwire.state import native
 from thinwire.state.layout import Array
 from thinwire.types import ByteCursor, InputError, PayloadError, require
 
@@ -105,6 +106,9 @@ def check_coder() -> None:
 
 def pack_numbers(numbers: Array) -> bytes:
     """Return uint32 [n], each at most ``LARGEST``, as bytes."""
+    if native.there(numbers):
+        found, low = native.pack_numbers(numbers)
+        return pack_stream(found) + low.tobytes()
     symbols = np.empty(numbers.size, dtype=np.uint8)
     rests: list[bytes] = []
     for start in range(0, numbers.size, _PAGE):
@@ -119,14 +123,26 @@ def unpack_numbers(reader: PatchCursor, n: int, largest: int = LARGEST) -> Array
     """Return the ``n`` numbers that come next as uint32 [n]; ``PayloadError`` for any over ``largest``."""
     symbols = reader.stream(n)
     require(not n or symbols.max() < _BASES.size, PayloadError, "a patch with symbols that stand for nothing")
-    numbers = np.empty(n, dtype=np.uint32)
-    for start in range(0, n, _PAGE):
+    if native.there(symbols):
+        numbers = native.unpack_numbers(symbols, _bytes(reader.take(native.low_nbytes(symbols))))
+    else:
+        numbers = _unpacked(reader, symbols)
+    require(not n or numbers.max() <= largest, PayloadError, f"a patch with numbers over {largest}")
+    return numbers
+
+
+def _unpacked(reader: PatchCursor, symbols: Array) -> Array:
+    numbers = np.empty(symbols.size, dtype=np.uint32)
+    for start in range(0, symbols.size, _PAGE):
         page = numbers[start : start + _PAGE]
         np.take(_BASES, symbols[start : start + _PAGE], out=page, mode="clip")
         for group, width in _by_width(symbols[start : start + _PAGE]):
             page[group] += _unpack_bits(reader, width, group.size)
-    require(not n or numbers.max() <= largest, PayloadError, f"a patch with numbers over {largest}")
     return numbers
+
+
+def _bytes(data: memoryview) -> Array:
+    return np.frombuffer(data, dtype=np.uint8)
 
 
 def _symbols(page: Array) -> Array:
