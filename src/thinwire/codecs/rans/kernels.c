@@ -8,6 +8,9 @@
    encode checks nothing: rans_calls.py does. decode checks whatever the bytes say. */
 
 #include "passes.h"
+#if defined(__x86_64__)
+#include <immintrin.h>
+#endif
 
 #if __BYTE_ORDER__ != __ORDER_LITTLE_ENDIAN__ || __SIZEOF_POINTER__ != 8
 #error "made for machines of 64 bits that store the lowest byte first"
@@ -262,6 +265,66 @@ static inline __attribute__((always_inline)) const uint8_t *decoded(const uint32
     return at;
 }
 
+#if defined(__x86_64__)
+/* For each mask of 8 lanes, which of the next words each of those takes. */
+static void ranks(uint8_t (*rank)[8])
+{
+    for (unsigned mask = 0; mask < 256; mask++)
+        for (unsigned l = 0; l < 8; l++) rank[mask][l] = (uint8_t)__builtin_popcount(mask & ((1u << l) - 1));
+}
+
+/* As decoded for 32 lanes, 8 together, as long as no word needs to be looked for; returns how many symbols. */
+__attribute__((target("avx2"))) static size_t together(const uint32_t *slot, size_t n, unsigned bits, uint32_t *state,
+                                                       const uint8_t **from, const uint8_t *end, uint8_t *out)
+{
+    uint8_t rank[256][8];
+    ranks(rank);
+    const __m256i mask = _mm256_set1_epi32((1 << bits) - 1), low = _mm256_set1_epi32(LOW);
+    const __m256i field = _mm256_set1_epi32(4095), order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
+    const __m128i shift = _mm_cvtsi32_si128((int)bits);
+    const uint8_t *at = *from;
+    __m256i x[4], entry[4];
+    size_t i = 0;
+    for (int g = 0; g < 4; g++) x[g] = _mm256_loadu_si256((const __m256i *)(state + 8 * g));
+    for (; i + LANES <= n && end - at >= 2 * LANES + 16; i += LANES) {
+        for (int g = 0; g < 4; g++) {
+            entry[g] = _mm256_i32gather_epi32((const int *)slot, _mm256_and_si256(x[g], mask), 4);
+            const __m256i freq = _mm256_and_si256(_mm256_srli_epi32(entry[g], 12), field);
+            x[g] = _mm256_mullo_epi32(freq, _mm256_srl_epi32(x[g], shift));
+            x[g] = _mm256_add_epi32(x[g], _mm256_and_si256(entry[g], field));
+        }
+        for (int g = 0; g < 4; g++) {
+            const __m256i empty = _mm256_cmpgt_epi32(low, x[g]);
+            const unsigned which = (unsigned)_mm256_movemask_ps(_mm256_castsi256_ps(empty));
+            const __m256i next = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)at));
+            const __m256i own = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)rank[which]));
+            const __m256i word = _mm256_permutevar8x32_epi32(next, own);
+            const __m256i longer = _mm256_or_si256(_mm256_slli_epi32(x[g], 16), word);
+            x[g] = _mm256_blendv_epi8(x[g], longer, empty);
+            at += 2 * __builtin_popcount(which);
+        }
+        for (int g = 0; g < 4; g++) entry[g] = _mm256_srli_epi32(entry[g], 24);
+        const __m256i halves = _mm256_packus_epi16(_mm256_packus_epi32(entry[0], entry[1]),
+                                                   _mm256_packus_epi32(entry[2], entry[3]));
+        _mm256_storeu_si256((__m256i *)(out + i), _mm256_permutevar8x32_epi32(halves, order));
+    }
+    for (int g = 0; g < 4; g++) _mm256_storeu_si256((__m256i *)(state + 8 * g), x[g]);
+    *from = at;
+    return i;
+}
+#endif
+
+/* Decode a stream of 32 lanes; returns its end, or null where a word is missing. */
+static const uint8_t *broad(const uint32_t *slot, size_t n, unsigned bits, uint32_t *state, const uint8_t *at,
+                            const uint8_t *end, uint8_t *out)
+{
+    size_t done = 0;
+#if defined(__x86_64__)
+    if (__builtin_cpu_supports("avx2")) done = together(slot, n, bits, state, &at, end, out);
+#endif
+    return decoded(slot, n - done, LANES, bits, state, at, end, out + done);
+}
+
 /* Decode a stream of n symbols that lies between at and end; returns whether it is one. */
 static int unstream(const uint32_t *slot, size_t n, size_t lane, unsigned bits, const uint8_t *at, const uint8_t *end,
                     uint8_t *out)
@@ -273,7 +336,7 @@ static int unstream(const uint32_t *slot, size_t n, size_t lane, unsigned bits, 
     for (size_t l = 0; l < lanes; l++)
         if (state[l] < LOW || state[l] >> 31) return 0;
     at += 4 * lanes;
-    at = lanes == LANES ? decoded(slot, n, LANES, bits, state, at, end, out)
+    at = lanes == LANES ? broad(slot, n, bits, state, at, end, out)
                         : decoded(slot, n, lanes, bits, state, at, end, out);
     for (size_t l = 0; l < lanes; l++)
         if (state[l] != LOW) return 0;
