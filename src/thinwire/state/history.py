@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
+import torch
 from torch import Tensor
 
 from thinwire.state import content, intake, saved
@@ -114,7 +115,8 @@ class History:
         when = time.time() if published is None else float(published)
         require(is_time(when), InputError, f"published={when:g} is no time in seconds since the epoch")
         made = list[Move]()
-        return self._whole(made, lambda: self._bring_up(found, made, when, kept))
+        with torch.inference_mode(False):  # else words on a card could not be written to outside that mode
+            return self._whole(made, lambda: self._bring_up(found, made, when, kept))
 
     def _bring_up(self, found: list[Tensor], made: list[Move], when: float, meta: Meta) -> Version:
         self.overflows.begin()

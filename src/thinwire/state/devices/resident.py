@@ -83,9 +83,9 @@ class _Stretch:
         self.room: int | None = None  # for changes; None: they are counted first
         self.dense = False  # all words come
 
-    def expect(self, count: int, spare: bool) -> None:
+    def expect(self, count: int) -> None:
         """Make room for about so many changes the next time."""
-        self.room = min(self.numel, count + (count // _SPARE + _LEAST if spare else 0))
+        self.room = min(self.numel, count + count // _SPARE + _LEAST)
         self.dense = self.room * _DENSE > self.numel
 
 
@@ -223,7 +223,7 @@ class Resident:
     def _enough(self, stretch: _Stretch, count: int, seen: _Seen) -> bool:
         """Return whether all that changed has come; make room where it has not, and for the next time."""
         came = seen.now is not None and (seen.at is None or count <= seen.at.numel())
-        stretch.expect(count, spare=came)
+        stretch.expect(count)
         return came
 
     def _found(self, stretch: _Stretch, count: int, seen: _Seen, rows: list[Array]) -> Iterator[Found]:
