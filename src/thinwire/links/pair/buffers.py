@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import mmap
+import sys
 from collections.abc import Iterable
 
 import numpy as np
@@ -13,6 +14,7 @@ from thinwire.types import PayloadError, require
 
 LONG = 1 << 17  # bytes of a piece, on average, that are worth letting other threads go on meanwhile
 ROOMY = 1 << 22  # bytes for which the system's large pages are worth asking for
+_FREE = 3  # references to a buffer that is only in a list and in the hands of who asks
 _new = ctypes.pythonapi.PyBytes_FromStringAndSize
 _new.restype, _new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_ssize_t)
 _place = ctypes.pythonapi.PyBytes_AsString
@@ -25,6 +27,40 @@ def _in_large_pages(place: int, nbytes: int) -> None:
         begin = -(-place // mmap.PAGESIZE) * mmap.PAGESIZE
         end = (place + nbytes) // mmap.PAGESIZE * mmap.PAGESIZE
         ctypes.CDLL(None).madvise(ctypes.c_void_p(begin), ctypes.c_size_t(end - begin), mmap.MADV_HUGEPAGE)
+
+
+class Spare:
+    """Buffers that are used again once nobody else holds them: new memory costs more than a copy.
+
+    >>> spare = Spare(4, 1)
+    >>> first, second = bytes(spare.filled([b"ab", b"c"])), bytes(spare.filled([b"d"]))
+    >>> first, second
+    (b'abc', b'd')
+    """
+
+    def __init__(self, nbytes: int, most: int) -> None:
+        self._nbytes, self._most = nbytes, most
+        self._buffers: list[bytearray] = []
+
+    def filled(self, pieces: Iterable[Data]) -> memoryview:
+        """Return one copy of all pieces, read-only; it is the reader's while he holds it or a part."""
+        buffer = self._taken()
+        if buffer is None:
+            return memoryview(b"".join(pieces))
+        room, end = memoryview(buffer), 0
+        for piece in pieces:
+            start, end = end, end + len(piece)
+            room[start:end] = piece
+        return room[:end].toreadonly()
+
+    def _taken(self) -> bytearray | None:
+        for buffer in self._buffers:
+            if sys.getrefcount(buffer) == _FREE:
+                return buffer
+        if len(self._buffers) == self._most:
+            return None
+        self._buffers.append(bytearray(self._nbytes))
+        return self._buffers[-1]
 
 
 class Assembly:

@@ -9,11 +9,12 @@ from typing import NamedTuple
 
 from thinwire.links.inbox import pending
 from thinwire.links.message import Message, Parts, buffers_of
-from thinwire.links.pair.buffers import joined
+from thinwire.links.pair.buffers import Spare, joined
 from thinwire.links.pair.segment import FIRST, LENGTH, Kind
 
 LARGE = 1 << 20  # bytes of a segment's body, at most
 SHARED = LARGE // 4  # bytes of a message, at most, that others may share a segment with
+SPARE = 24  # buffers for segments of several messages that a queue keeps
 SMALL = 1 << 14  # bytes below which it costs less to copy a message than to send it in two frames
 
 
@@ -54,6 +55,7 @@ class PieceQueue:
     def __init__(self) -> None:
         self.nbytes = 0
         self._waiting: deque[_Waiting] = deque()
+        self._spare = Spare(LARGE, SPARE)
 
     def __len__(self) -> int:
         return len(self._waiting)
@@ -98,7 +100,7 @@ class PieceQueue:
             self.nbytes -= waiting.left
             self._waiting.popleft()
         done = tuple(waiting.done for waiting in shared)
-        return Cut(Kind.MANY, shared[0].label, Parts(b"", joined(parts)), shared[0].at, done)
+        return Cut(Kind.MANY, shared[0].label, Parts(b"", self._spare.filled(parts)), shared[0].at, done)
 
     def _piece(self, piece: int, fast: bool) -> Cut:
         waiting = self._waiting[0]

@@ -38,7 +38,7 @@ from thinwire.links.tcp import congestion
 from thinwire.types import AuthError, InputError, LinkError
 
 MAX_MESSAGE = 1 << 26  # bytes
-HIGH_WATER = 32  # messages that libzmq queues each way: of large ones a few fill any line
+HIGH_WATER = 16  # messages that libzmq queues each way: of large ones a few fill any line
 FRAMES = 2  # of a message, at most
 BLOCKED = 2  # milliseconds before a message that found no room is offered again
 
