@@ -9,9 +9,11 @@ import torch
 import zstandard
 from codec_examples import tensor
 from each import each
+from other_device import DEVICE, Elsewhere
 
 from thinwire.codecs import DeadZone, Entropy, HardThreshold, Raw, Uniform, rans, tagged, zstd
 from thinwire.codecs.deadzone import step_for
+from thinwire.staging import put_together
 from thinwire.types import InputError, MissingExtra, Payload, PayloadError, TensorSpec
 
 
@@ -147,6 +149,26 @@ def test_small_and_repetitive_parts_take_the_shorter_frame(n: int, mean: float) 
         other = len(zstd.smallest(data.numpy())) + 1
         assert frames[0].numel() <= min(other * 1.02 + 2, n + 1)
         assert torch.equal(tagged.expand(*tagged.arrived(frames), n), data)
+
+
+def test_a_device_without_kernels_is_asked_once_for_all_parts() -> None:
+    few, many = torch.arange(3000) ** 2 % 7, torch.arange(40_000) ** 2 % 7
+    data = [p.to(torch.uint8) for p in (few, many)]
+    coded = tagged.compressed([tagged.Symbols.of(p) for p in data], 1)
+    with Elsewhere() as seen:
+        there = [tagged.Symbols.of(p.to(DEVICE)) for p in data]
+        seen.clear()
+        found = tagged.compressed(there, 1)
+        assert (seen.to_host, seen.to_device, len(seen.waits)) == (1, 1, 1), seen
+        layout = [(torch.uint8, p.numel()) for p in coded]
+        arrived = put_together([bytes(p.tolist()) for p in coded], layout, DEVICE)
+        seen.clear()
+        first = [tagged.expand(p, 40_000) for p in tagged.arrived(arrived[:1])]
+        assert (seen.to_host, len(seen.waits)) == (0, 0), seen  # so short a part is known
+        both = first + [tagged.expand(p, 40_000) for p in tagged.arrived(arrived[1:])]
+        assert (seen.to_host, len(seen.waits)) == (1, 1), seen
+        assert all(torch.equal(a.cpu(), b) for a, b in zip(found, coded, strict=True))
+        assert all(torch.equal(a.cpu(), b) for a, b in zip(both, data, strict=True))
 
 
 def test_few_codes_have_a_short_table() -> None:

@@ -184,19 +184,29 @@ def arrived(parts: Sequence[Tensor]) -> list[Arrived]:
     for part in parts:
         if part.dtype != torch.uint8 or part.dim() != 1 or not part.numel():
             raise PayloadError(f"an entropy-coded part of {part.dtype} and shape {tuple(part.shape)}")
-    near = [p if p.is_cpu else staging.known(p) for p in parts]
-    first = [p[: p.numel() if p.numel() <= SMALL else 1 + rans.HEAD] for p in parts]
+    whole = [p.numel() <= SMALL or not triton_calls.there(p) for p in parts]  # there are kernels for the rest
+    near = [
+        p if p.is_cpu else _known(p, p.numel() if all_ else 1) for p, all_ in zip(parts, whole, strict=True)
+    ]
+    first = [p if all_ else p[: 1 + rans.HEAD] for p, all_ in zip(parts, whole, strict=True)]
     asked = iter(staging.to_host([f for f, n in zip(first, near, strict=True) if n is None]).tensors())
     return [Arrived(p, next(asked) if n is None else n) for p, n in zip(parts, near, strict=True)]
+
+
+def _known(part: Tensor, n: int) -> Tensor | None:
+    """Return the first ``n`` bytes of a part of a device, or more, where that is known on the CPU."""
+    found = staging.known(part)
+    return found if found is not None and found.numel() >= n else None
 
 
 def expand(arrival: Arrived, bound: int) -> Tensor:
     """Return the part that was tagged, of at most ``bound`` bytes; ``PayloadError`` for anything else."""
     part, tag = arrival.part, _tag(arrival)
     if tag & _RANGED:
-        raw = _ranged(arrival, bound).to(part.device)
+        raw = _ranged(arrival, bound)
     else:
-        raw = _unzipped(arrival.frame, bound).to(part.device) if tag & _COMPRESSED else part[1:]
+        raw = _unzipped(arrival.frame, bound) if tag & _COMPRESSED else part[1:]
+    (raw,) = _together([raw], part.device)
     dtype = _DTYPES[tag & _KIND]
     if raw.numel() > bound or raw.numel() % dtype.itemsize:
         raise PayloadError(
@@ -217,7 +227,7 @@ def expand_codes(arrival: Arrived, bits: int, n: int) -> Tensor:
         if about.form.bits < 8:
             fits = about.form.bits == bits and about.n == n
             require(fits, PayloadError, f"{about.n} codes of {about.form.bits} bits, expected {n} of {bits}")
-            return rans.decompress(arrival.frame, about).to(arrival.part.device)
+            return _together([rans.decompress(arrival.frame, about)], arrival.part.device)[0]
     return unpack_aligned(expand(arrival, aligned_nbytes(n, bits)), bits, n)
 
 
