@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 from codec_examples import CODECS, SHAPES, tensor
-from other_device import DEVICE, Elsewhere, There
+from other_device import DEVICE, Elsewhere, Seen, There
 from packets import INT8, MEMORIES
 from torch import Tensor
 
@@ -25,12 +25,12 @@ DEVICES = [pytest.param(DEVICE, id="make-believe"), pytest.param(torch.device("c
 
 
 @contextmanager
-def on(device: torch.device) -> Iterator[None]:
+def on(device: torch.device) -> Iterator[Seen | None]:
     if device == DEVICE:
-        with Elsewhere():
-            yield
+        with Elsewhere() as seen:
+            yield seen
     else:
-        yield
+        yield None
 
 
 def is_on(x: Tensor, device: torch.device) -> bool:
@@ -96,12 +96,18 @@ def test_references_agree_across_devices(memory: Memory, device: torch.device) -
 @pytest.mark.parametrize("device", DEVICES)
 @pytest.mark.parametrize("kind", ["where it is", "host", "disk"])
 def test_references_come_back_to_the_device(kind: str, device: torch.device) -> None:
-    with on(device):
+    with on(device) as seen:
         store = DiskStore(memory=500) if kind == "disk" else TensorStore("cpu" if kind == "host" else None)
         sender, plain = Sender(Scheme(Uniform(bits=3), Delta(), INT8, INT8), store), Receiver()
         for x, ids in frames(device):
-            packet, x_hat = sender.encode(x.to(device), ids)
+            x_there = x.to(device)
+            if seen:
+                seen.clear()
+            packet, x_hat = sender.encode(x_there, ids)
             assert is_on(x_hat, device)
+            if seen:  # all references of a message come together, and go together
+                most = 0 if kind == "where it is" else 1
+                assert seen.to_host <= most and seen.to_device <= most and len(seen.waits) <= most, seen
             assert torch.equal(plain.decode(wire.unpack(wire.pack(packet))), x_hat.cpu())
         store.close()
 

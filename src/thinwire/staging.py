@@ -190,6 +190,19 @@ def known(part: Tensor) -> Tensor | None:
     return None if found is None else torch.frombuffer(bytearray(found), dtype=torch.uint8)
 
 
+def brought(parts: Sequence[Tensor], device: torch.device | str) -> list[Tensor]:
+    """Return flat parts on ``device``: those that are there, and all others in one copy."""
+    device = torch.device(device)
+    away = [p for p in parts if p.device.type != device.type]
+    if not away:
+        return [p.to(device) for p in parts]  # perhaps from another card
+    if device.type == "cpu":
+        moved = iter(to_host(away).tensors())
+    else:
+        moved = iter(put_together([memory(p) for p in away], [(p.dtype, p.numel()) for p in away], device))
+    return [p.to(device) if p.device.type == device.type else next(moved) for p in parts]
+
+
 def _there(host: Tensor, device: torch.device) -> Tensor:
     if device.type != "cuda":
         return host.to(device, non_blocking=True)  # of no effect where torch cannot tell when it is done

@@ -437,18 +437,12 @@ def settled(packet: Packet) -> Packet:
 
 
 def moved(packet: Packet, device: torch.device) -> Packet:
-    """Return a packet with its parts on ``device``: in one copy, if they are on the CPU."""
+    """Return a packet with its parts on ``device``: in one copy."""
     parts = [p for s in packet.sections for p in s.payload.parts]
     if all(p.device.type == device.type for p in parts):
         return packet
-    if all(p.device.type == "cpu" for p in parts):
-        views, layout = staging.to_host(parts).views(), [(p.dtype, p.numel()) for p in parts]
-        there = iter(staging.put_together(views, layout, device))
-    else:
-        there = iter(staging.to_host(parts).tensors())
-    return with_parts(
-        packet, [tuple(next(there).to(device) for _ in s.payload.parts) for s in packet.sections]
-    )
+    there = iter(staging.brought(parts, device))
+    return with_parts(packet, [tuple([next(there) for _ in s.payload.parts]) for s in packet.sections])
 
 
 def with_parts(packet: Packet, parts: Sequence[tuple[Tensor, ...]]) -> Packet:

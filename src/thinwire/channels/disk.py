@@ -107,6 +107,8 @@ class DiskStore:
     >>> store.close()
     """
 
+    on_host = True
+
     def __init__(self, folder: Path | str | None = None, memory: int = MEMORY) -> None:
         _check_memory(memory)
         try:

@@ -8,6 +8,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from thinwire import staging
 from thinwire.codecs import Cast, Codec, Entropy, Raw, Uniform
 from thinwire.types import InputError, Payload, TensorSpec
 
@@ -15,7 +16,11 @@ Parts = tuple[Tensor, ...]
 
 
 class Store(Protocol):
-    """A map from keys to the encoded parts of one reference."""
+    """A map from keys to the encoded parts of one reference.
+
+    One that keeps them in the host's memory or on disk says so by an attribute ``on_host``: then those of a
+    message cross from their device together.
+    """
 
     def get(self, key: int) -> Parts | None:
         """Return the parts kept under ``key``, not to be written to, or ``None``."""
@@ -47,6 +52,7 @@ class TensorStore:
 
     def __init__(self, device: torch.device | str | None = None) -> None:
         self._device = device
+        self.on_host = device is not None and torch.device(device).type == "cpu"
         self._parts: dict[int, Parts] = {}
 
     def get(self, key: int) -> Parts | None:
@@ -114,8 +120,9 @@ class References:
         if len(keys) > 1 and specs.count(specs[0]) == len(specs) and splits(self.codec, specs[0]):
             rows = [tuple(_in_one(column) for column in zip(*rows, strict=True))]
             specs = [_times(specs[0], len(keys))]
+        there = iter(staging.brought([p for parts in rows for p in parts], device))
         states = [
-            self.codec.decode(Payload(spec, tuple(p.to(device) for p in parts)))
+            self.codec.decode(Payload(spec, tuple([next(there) for _ in parts])))
             for spec, parts in zip(specs, rows, strict=True)
         ]
         return torch.cat(states) if len(states) > 1 else states[0]
@@ -149,9 +156,13 @@ class References:
 
     def put(self, keys: Sequence[int], payloads: Sequence[Payload]) -> None:
         """Keep what ``encode`` returned."""
-        for key, payload in zip(keys, payloads, strict=True):
+        rows = [payload.parts for payload in payloads]
+        if getattr(self.store, "on_host", False):  # else each part would cross by itself
+            there = iter(staging.brought([p for parts in rows for p in parts], "cpu"))
+            rows = [tuple([next(there) for _ in parts]) for parts in rows]
+        for key, payload, parts in zip(keys, payloads, rows, strict=True):
             self._specs[key] = payload.spec
-            self.store.put(key, payload.parts)
+            self.store.put(key, parts)
 
     def held(self) -> dict[int, Payload]:
         """Return what is held, not to be written to: for ``put``, should it be wanted again."""

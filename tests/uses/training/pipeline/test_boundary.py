@@ -143,7 +143,12 @@ def ends(scheme):
 
 
 VISITS = ([0, 1, 2], [0, 1, 2], [2, 3, 1])  # first ones, revisits, and both in one message
-SCHEMES = [Scheme(), Scheme(Cast()), Scheme(Cast(), Delta(), Cast("bfloat16"), Cast("float16"))]
+SCHEMES = [
+    Scheme(),
+    Scheme(Cast()),
+    Scheme(Cast(), Delta(), Cast("bfloat16"), Cast("float16")),
+    Scheme(Uniform(7), Delta(), Uniform(8), Uniform(8)),
+]
 
 
 @each("scheme", SCHEMES)
