@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import struct
 from random import Random
@@ -12,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
+from other_device import DEVICE, Elsewhere
 
 from thinwire.files.safetensors import METADATA
 from thinwire.types import ByteCursor, InputError, PayloadError
@@ -123,6 +125,15 @@ def test_a_budget_is_kept_and_used(odd: Model) -> None:
         assert abs(float(back["down"][3, 4]) - 40) < 1  # not clipped
         errors.append(cost(back["down"].t() - odd.tensors["down"].t(), odd.moments["down"]))
     assert errors[0] > errors[1]
+
+
+def test_matrices_on_a_device_of_their_own_become_the_same_bytes(odd: Model) -> None:
+    wanted = [to_width(odd, 4.0), to_budget(odd, 20_000, size)]
+    with Elsewhere():
+        there = dataclasses.replace(odd, device=DEVICE)
+        found = [to_width(there, 4.0), to_budget(there, 20_000, size)]
+    for ours, theirs in zip(wanted, found, strict=True):
+        assert {n: e.data for n, e in ours.items()} == {n: e.data for n, e in theirs.items()}
 
 
 def test_a_target_that_is_above_the_model_loses_nothing(odd: Model) -> None:

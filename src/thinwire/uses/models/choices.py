@@ -68,7 +68,7 @@ class Matrix:
     @cached_property
     def row_costs(self) -> Tensor:
         """What errors in each row cost [rows], their sum 1."""
-        found = self.moments.rows.float() if self.rows else torch.ones(len(self.x))
+        found = self.moments.rows.float() if self.rows else self.x.new_ones(len(self.x))
         floored = found + FLOOR * found.mean().clamp(min=TINY)
         return floored / floored.sum()
 
@@ -100,7 +100,7 @@ class Matrix:
         """Numbers of the rows that choices are estimated from."""
         n = len(self.x)
         few = min(n, max(1, SAMPLE // max(self.x.shape[1], 1)))
-        return torch.linspace(0, n - 1, few).long()
+        return torch.linspace(0, n - 1, few).long().to(self.x.device)  # drawn alike wherever it is
 
     def cost(self, error: Tensor) -> float:
         """Return what an error [sampled rows, columns] costs in all rows, in nats a token."""
@@ -130,7 +130,7 @@ def stepped_site(matrix: Matrix) -> Site:
         unit_rows = exact_steps(_reaching(x, rows[matrix.sample], steps))[:, None]
         codes = quantised(x / unit_rows, steps)
         costs.append(matrix.cost(codes * steps * unit_rows - x))
-        nbytes.append(scale * bits_of(codes.numpy()) / 8 + side)
+        nbytes.append(scale * bits_of(codes.cpu().numpy()) / 8 + side)
     return Site(matrix.name, tuple(costs), tuple(nbytes))
 
 
@@ -223,7 +223,7 @@ def with_scales(matrix: Matrix, old: Grouped, feedback: bool = True) -> Grouped:
 
 def nearest(matrix: Matrix, width: int) -> Grouped:
     """Return a matrix whose weights are each rounded to the nearest code, as the simplest quantisers do."""
-    codes, scales = _rounded(matrix.x, torch.ones(matrix.x.shape[1]), width, clips=(1.0,))
+    codes, scales = _rounded(matrix.x, matrix.x.new_ones(matrix.x.shape[1]), width, clips=(1.0,))
     return Grouped(codes, scales, width, matrix.shape, matrix.dtype, matrix.swapped, matrix.power)
 
 
@@ -236,8 +236,8 @@ def _rounded(
     """
     spans = [_spans(x[own], column_costs, width) for own in pieces_of(x)]
     dtype = _type_of(torch.cat(spans).abs()) if spans else torch.float16
-    codes = torch.empty(x.shape, dtype=torch.int16)
-    scales = torch.empty(len(x), groups_of(x.shape[1]), dtype=dtype)
+    codes = torch.empty(x.shape, dtype=torch.int16, device=x.device)
+    scales = torch.empty(len(x), groups_of(x.shape[1]), dtype=dtype, device=x.device)
     for own, span in zip(pieces_of(x), spans, strict=True):
         codes[own], scales[own] = _best(x[own], [span * c for c in clips], column_costs, width, dtype)
     return codes, scales
@@ -256,7 +256,7 @@ def _best(
     """Return codes, and of the scales that are tried those of least error."""
     most = 1 << width - 1
     blocks, costs = _in_groups(x, column_costs)
-    best = torch.full(tried[0].shape, math.inf)
+    best = torch.full_like(tried[0], math.inf)
     scales = torch.zeros_like(tried[0], dtype=dtype)
     for own in tried:
         kept = _kept_off_zero(own, dtype)

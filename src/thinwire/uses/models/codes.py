@@ -142,4 +142,4 @@ def _data(tensors: Mapping[str, Tensor], name: str) -> bytes:
     x = tensors.get(name)
     if x is None or x.dtype != torch.uint8 or x.ndim != 1:
         raise PayloadError(f"there is no {name:.99}: a part of the checkpoint is missing")
-    return x.numpy().tobytes()
+    return x.cpu().numpy().tobytes()

@@ -83,7 +83,7 @@ def pack_entry(coded: Coded) -> PackedTensor:
     about: dict[str, Any] = {"kind": coded.kind, "shape": list(coded.shape), "dtype": NAMES[coded.dtype]}
     if isinstance(coded, Plain):
         return PackedTensor(about, _pack_plain(coded.values))
-    codes = pack_codes(coded.codes.numpy().astype(np.int16, copy=False))
+    codes = pack_codes(coded.codes.cpu().numpy().astype(np.int16, copy=False))
     about |= {"swapped": True} if coded.swapped else {}
     about |= {"power": coded.power} if coded.power else {}
     if isinstance(coded, Grouped):
@@ -158,7 +158,7 @@ def shape_of(about: Mapping[str, Any], name: str) -> tuple[int, ...]:
 
 def _turns(parts: Tensor) -> np.ndarray[Any, np.dtype[np.int32]]:
     """Return the differences between neighbours as numbers that are not negative."""
-    return zigzag(np.diff(parts.numpy().astype(np.int32), prepend=np.int32(0)).astype(np.int32))
+    return zigzag(np.diff(parts.cpu().numpy().astype(np.int32), prepend=np.int32(0)).astype(np.int32))
 
 
 def _unturned(numbers: np.ndarray[Any, np.dtype[np.int32]]) -> np.ndarray[Any, np.dtype[np.int32]]:
@@ -186,5 +186,5 @@ def _unpack_plain(cursor: ByteCursor, shape: tuple[int, ...], dtype: torch.dtype
 
 
 def _bytes_of(x: Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    found: np.ndarray[Any, np.dtype[np.uint8]] = x.contiguous().reshape(-1).view(torch.uint8).numpy()
+    found: np.ndarray[Any, np.dtype[np.uint8]] = x.cpu().contiguous().reshape(-1).view(torch.uint8).numpy()
     return found

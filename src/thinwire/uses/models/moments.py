@@ -42,6 +42,10 @@ class Moments:
         both = (own + its).clamp(min=torch.finfo(torch.float32).tiny)
         return Moments((self.rows * own + other.rows * its) / both, self.columns + other.columns)
 
+    def to(self, device: torch.device) -> Moments:
+        """Return them on a device."""
+        return Moments(self.rows.to(device), self.columns.to(device))
+
     @classmethod
     def flat(cls, rows: int, columns: int, mean: float = 1.0) -> Moments:
         """Return moments of which nothing is known but how much a weight matters on average."""
@@ -67,7 +71,7 @@ def inverse_factor(columns: Tensor) -> Tensor:
     """
     n = len(columns)
     mean = columns.diagonal().mean().clamp(min=NOTHING)
-    eye = torch.eye(n, dtype=columns.dtype)
+    eye = torch.eye(n, dtype=columns.dtype, device=columns.device)
     for i in range(TRIES):
         damped = columns / mean + DAMPING * 4**i * eye
         # Turned about, so that one factor and its inverse are all: H = M M^T with M upper, and U = M^-1.
@@ -91,7 +95,7 @@ def quantised(
     With ``upper``, from ``inverse_factor``, errors are fed forward; without, each weight is rounded alone.
     ``kept`` [rows, columns], where given, are earlier codes: one stays while it is not too far off.
     """
-    codes = torch.empty(x.shape, dtype=torch.int16)
+    codes = torch.empty(x.shape, dtype=torch.int16, device=x.device)
     for own in pieces_of(x):
         by_row = steps if steps.ndim == 1 else steps[own]
         codes[own] = _quantised(x[own], by_row, upper, None if kept is None else kept[own], bounds)
@@ -116,10 +120,10 @@ def _quantised(
     left = x.t().contiguous()  # a column is a row here: it lies in one piece
     by_column = steps if steps.ndim == 1 else steps.t().contiguous()
     old = None if kept is None else kept.t().contiguous()
-    codes = torch.empty(left.shape, dtype=torch.int16)
+    codes = torch.empty(left.shape, dtype=torch.int16, device=x.device)
     for start in range(0, len(left), BLOCK):
         stop = min(start + BLOCK, len(left))
-        errors = torch.empty(stop - start, left.shape[1])
+        errors = torch.empty(stop - start, left.shape[1], device=x.device)
         for j in range(start, stop):
             code = _nearest(left[j] / by_column[j], None if old is None else old[j]).clamp_(*bounds)
             codes[j] = code

@@ -27,7 +27,7 @@ def exact_steps(parts: Tensor) -> Tensor:
     [0.5, 1.0, 4.0]
     """
     octaves = torch.div(parts, OCTAVE, rounding_mode="floor")
-    return torch.ldexp(_PARTS[(parts - OCTAVE * octaves).long()], octaves)
+    return torch.ldexp(_PARTS.to(parts.device)[(parts - OCTAVE * octaves).long()], octaves)
 
 
 def parts_of(steps: Tensor) -> Tensor:

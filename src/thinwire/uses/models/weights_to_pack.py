@@ -17,6 +17,7 @@ from thinwire.uses.models.moments import Moments
 from thinwire.uses.models.tensors import Plain, Tied, as_matrix, power_of, times_power
 
 FIRST = 8  # values that tensors are compared by before all of them are
+_CPU = torch.device("cpu")
 LEAST = 1024  # weights of a tensor that is worth steps
 MOST = 0.5  # of what a type reaches: masks hold more, and codes of more may go beyond it
 
@@ -26,12 +27,14 @@ class Model:
     """What is to be packed: tensors by name, moments of some of them, and which are special.
 
     ``swapped`` are matrices [inputs, outputs]; ``lookups`` those whose rows a text looks up: embeddings.
+    ``device``: where matrices are coded.
     """
 
     tensors: Mapping[str, Tensor]
     moments: Mapping[str, Moments] = field(default_factory=dict)
     swapped: Set[str] = frozenset()
     lookups: Set[str] = frozenset()
+    device: torch.device = _CPU
 
     def __post_init__(self) -> None:
         for name, x in self.tensors.items():
@@ -71,12 +74,12 @@ class Model:
         x, own = self.tensors[name], name in self.swapped
         swapped = own if swapped is None else swapped
         power = self.powers[name]
-        flat = as_matrix(x, swapped, power)
+        flat = as_matrix(x, swapped, power).to(self.device)
         moments = self.moments.get(name) if swapped == own else None
         if moments is None:
             moments = Moments.flat(flat.shape[0], flat.shape[1], self._usual / _square(flat))
         rows = name not in self.lookups
-        return Matrix(name, flat, moments, tuple(x.shape), x.dtype, swapped, rows, power)
+        return Matrix(name, flat, moments.to(self.device), tuple(x.shape), x.dtype, swapped, rows, power)
 
     @cached_property
     def powers(self) -> dict[str, int]:

@@ -111,7 +111,7 @@ def read_shipped(path: Path) -> tuple[Supernet, Configuration]:
 
 
 def _packed(codes: Tensor) -> Tensor:
-    data = pack_codes(codes.flatten(1).numpy().astype(np.int16))
+    data = pack_codes(codes.flatten(1).cpu().numpy().astype(np.int16))
     return torch.from_numpy(np.frombuffer(data, np.uint8).copy())
 
 

@@ -6,7 +6,7 @@ import json
 import shutil
 import tempfile
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -166,7 +166,7 @@ def read_text_with(source: Source, text: str, compute: Compute = ON_CPU) -> Cali
         told = f"{source.name} cannot read a text: {_why(e)}; repair it, or {WITHOUT}"
         raise InputError(told) from e
     names = names_of(source, net)
-    model = described(source, net, calibration.moments(), names)
+    model = replace(described(source, net, calibration.moments(), names), device=compute.device)
     return CalibratedModel(net, model, heldout, read.numel(), tokenizer, names, source.folder, compute)
 
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from thinwire.links.shape import LinkShape
-from thinwire.runs.machine.compute import ON_CPU, Compute
+from thinwire.runs.machine.compute import HOST, ON_CPU, Compute
 from thinwire.runs.machine.devices import CPU, own
 from thinwire.runs.machine.processor import environment
 from thinwire.runs.records.run_record import LinkInfo, RecipeText
@@ -41,7 +41,7 @@ WHOLE = "the target is above what the model takes as it is: it is packed without
 class ModelPacking:
     """What to pack and how: a target in bytes, in bits a weight in memory, or an earlier version's plan.
 
-    ``device``, ``dtype``: of the model's passes over a text; what is coded is coded on the processor.
+    ``device``, ``dtype``: of the model's passes over a text; its matrices are coded on the device too.
     """
 
     source: str
@@ -103,7 +103,7 @@ def _told(job: ModelPacking) -> str:
 
 def _entries(job: ModelPacking, model: Model, source: Source, old: Mapping[str, Any] | None) -> NextVersion:
     if old is not None:
-        return like(model, old)
+        return like(replace(model, device=HOST), old)  # where the earlier version's codes are
     if job.bits is not None:
         return NextVersion(to_width(model, job.bits), [])
     return NextVersion(to_budget(model, job.nbytes or 0, Size(source.files)), [])
