@@ -40,11 +40,12 @@ class Student:
     def __init__(self, rank: int, device: torch.device) -> None:
         draw = torch.Generator().manual_seed(7)
         self.parameters = {n: torch.randn(s, generator=draw).to(device) for n, s in SHAPES.items()}
+        self.parameters["c"] = self.parameters["c"].bfloat16()
         self.draw, self.device = torch.Generator().manual_seed(100 + rank), device
 
     def backward(self) -> None:
         for p in self.parameters.values():
-            p.grad = torch.randn(p.shape, generator=self.draw).to(self.device)
+            p.grad = torch.randn(p.shape, generator=self.draw).to(self.device, p.dtype)
 
     def apply(self) -> None:
         for p in self.parameters.values():

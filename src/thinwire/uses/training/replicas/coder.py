@@ -65,7 +65,7 @@ class Coder:
         codec = codec or self.scheme.codec
         if isinstance(codec, InTurn):
             codec = replace(codec, at=self._messages % codec.every)
-        span, message = Span(self._device), _Outgoing()
+        start, span, message = perf_counter(), Span(self._device), _Outgoing()
         try:
             with deferred() as message.verdicts:
                 kept = [self._code(flat[rows], k, codec, message) for k, rows in enumerate(self._blocks)]
@@ -76,10 +76,11 @@ class Coder:
             return None
         if found is None:
             return None
-        start = perf_counter()
+        arrived = perf_counter()
         packets = [wire.pack(self._packet(k, *section)) for k, section in enumerate(found)]
         self._kept, self._messages = kept, self._messages + 1
-        self._tally.encode_s += span.seconds() + perf_counter() - start
+        self._tally.encode_s += span.seconds() + perf_counter() - arrived
+        self._tally.compute_s += max(0.0, arrived - start - span.seconds())  # nothing on a CPU
         self._count_decoding()
         return packets
 

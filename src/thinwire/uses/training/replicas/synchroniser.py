@@ -9,7 +9,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from time import perf_counter
 
 import torch
@@ -99,13 +99,14 @@ class Synchroniser:
     @contextmanager
     def _timed(self) -> Iterator[None]:
         """Let the plans know what a step takes: compute is what passes outside, and the optimiser's part."""
-        begun, coded = perf_counter(), self.tally.encode_s + self.tally.decode_s
+        begun, before = perf_counter(), replace(self.tally)
         self._applied = 0.0
         yield
-        coding = self.tally.encode_s + self.tally.decode_s - coded
+        coding = self.tally.encode_s + self.tally.decode_s - before.encode_s - before.decode_s
+        applied = self._applied + self.tally.compute_s - before.compute_s
         for transport in self._transports:
             if self._ended is not None:
-                transport.controller.measured(begun - self._ended + self._applied, coding)
+                transport.controller.measured(begun - self._ended + applied, coding)
             change = transport.controller.decide(self._steps)
             if change is not None:
                 self.changes.append(change)

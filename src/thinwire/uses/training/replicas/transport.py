@@ -83,6 +83,7 @@ class ReplicaTally:
     encode_s: float = 0.0
     decode_s: float = 0.0
     wait_s: float = 0.0
+    compute_s: float = 0.0  # for which coding waited until the device had computed what is coded
     exchanges: int = 0
 
     def take(self) -> ReplicaTally:
