@@ -147,7 +147,7 @@ SCHEMES = [
     Scheme(),
     Scheme(Cast()),
     Scheme(Cast(), Delta(), Cast("bfloat16"), Cast("float16")),
-    Scheme(Uniform(7), Delta(), Uniform(8), Uniform(8)),
+    Scheme(Uniform(8), Delta(), Uniform(8), Uniform(8)),
 ]
 
 
