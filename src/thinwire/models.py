@@ -31,12 +31,14 @@ def pack(
     bits: float | None = None,
     base: PathLike | None = None,
     text: str | None = None,
+    device: str = "cpu",
 ) -> ModelRecord:
     """Pack the model at ``source`` into the file ``out``, and return what became of it.
 
     One target: ``nbytes`` of the file, ``bits`` a weight in memory (2 to 9), or ``base``, an earlier version
     whose plan and codes this one keeps, so that it is followed by a small patch. ``text``: a file, or the
     name of a text, by which the weights that matter are told; with it the record has a perplexity.
+    ``device``: where the model reads it and is coded: auto, cpu, cuda or one card, as in cuda:1.
     Errors: ``InputError``, ``MissingExtra``, ``OSError``.
 
     >>> import tempfile, torch
@@ -53,7 +55,7 @@ def pack(
     from thinwire.uses.models.run.model_packing import ModelPacking
     from thinwire.uses.models.run.model_packing import pack as packed
 
-    job = ModelPacking(str(source), nbytes, bits, None if base is None else Path(base), text)
+    job = ModelPacking(str(source), nbytes, bits, None if base is None else Path(base), text, device)
     model, record = packed(job)
     record.packed_nbytes = write_packed(model, Path(out), codes=False)
     return record
