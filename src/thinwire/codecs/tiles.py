@@ -10,11 +10,12 @@ import torch
 from torch import Tensor
 
 from thinwire.codecs.codec import Layout, check_layout, layout_nbytes
-from thinwire.codecs.kernels import scales
+from thinwire.codecs.kernels import scales, tiles_calls, triton_calls
 from thinwire.codecs.kernels.bits import pack, packed_nbytes, unpack
 from thinwire.codecs.kernels.scales import Grid, block_rows, scratch
 from thinwire.spec import Spec
 from thinwire.types import InputError, Payload, PayloadError, TensorSpec, require
+from thinwire.verdicts import refuse
 
 SCALE = "bfloat16"
 ZERO_TOP = 32767  # zero-points are int16: with a code and an 8-bit scale still exact in float32
@@ -71,6 +72,10 @@ class TileAdaptive(Spec):
     def encode(self, x: Tensor) -> Payload:
         spec = TensorSpec.of(x)
         grid = self._grid(spec)
+        if grid.rows and triton_calls.there(x := x.detach()):
+            parts, wrong = tiles_calls.encoded(self._tiling(spec, grid), x)
+            refuse(wrong, _not_finite)
+            return Payload(spec, parts)
         tiles = grid.spread(x.detach().to(torch.float32).contiguous())
         entropy, lonely, least, most = self._describe(tiles, grid)
         is_low, rows = self._spiky(entropy, spec, grid), _where(lonely)
@@ -100,6 +105,8 @@ class TileAdaptive(Spec):
     def decode(self, payload: Payload) -> Tensor:
         spec = payload.spec
         grid = self._grid(spec)
+        if grid.rows and payload.parts and triton_calls.there(payload.parts[0]):
+            return self._by_kernels(payload, grid)
         is_low, lonely = self._masks(payload, grid)
         _, _, stored, zeros, _, _, packed = payload.parts
         codes, step = self._codes(payload, is_low, grid), scales.load(stored, SCALE)
@@ -114,6 +121,21 @@ class TileAdaptive(Spec):
         if spec.dtype == torch.float16:
             x.clamp_(-65504.0, 65504.0)
         return grid.gather(x).to(spec.dtype).reshape(spec.shape)
+
+    def _by_kernels(self, payload: Payload, grid: Grid) -> Tensor:
+        spec, bits = payload.spec, _bits(grid.width)
+        # As many turned tiles as there can be behind that many bytes; the kernels count them.
+        some = payload.parts[-1].numel() * 8 // bits
+        check_layout(payload, self._layout(spec, grid, some))
+        x, wrong = tiles_calls.decoded(self._tiling(spec, grid), payload.parts, spec)
+        refuse(wrong[0], lambda: PayloadError("tiles of few bits or turned ones are not as many as expected"))
+        refuse(wrong[1], lambda: scales.outside(SCALE))
+        return x
+
+    def _tiling(self, spec: TensorSpec, grid: Grid) -> tiles_calls.Tiling:
+        """Return what kernels are told."""
+        rules = self.high, self.low, self.threshold, _bits(grid.width)
+        return tiles_calls.Tiling(grid, _samples(spec), self._lows(spec, grid), *rules)
 
     def _codes(self, payload: Payload, is_low: Tensor, grid: Grid) -> Tensor:
         """Return the codes in the order of the tiles, uint8 [tiles, width]."""
@@ -190,9 +212,7 @@ class TileAdaptive(Spec):
         levels = torch.full_like(least, 2.0**self.high - 1).masked_fill_(is_low, 2.0**self.low - 1)
         steps = torch.maximum(most / levels - least / levels, torch.maximum(-least, most) / ZERO_TOP)
         if len(steps) and not bool(steps.amax().isfinite()):
-            raise InputError(
-                "a NaN or infinite value cannot be quantised; look for the overflow that made it"
-            )
+            raise _not_finite()
         return steps
 
     def _round(self, tiles: Tensor, inverse: Tensor, zeros: Tensor) -> Tensor:
@@ -215,6 +235,10 @@ class TileAdaptive(Spec):
         found, expected = int(is_low.sum()), self._lows(payload.spec, grid)
         require(found == expected, PayloadError, f"{found} tiles of few bits where {expected} are expected")
         return is_low, turned
+
+
+def _not_finite() -> InputError:
+    return InputError("a NaN or infinite value cannot be quantised; look for the overflow that made it")
 
 
 def _samples(spec: TensorSpec) -> int:

@@ -68,7 +68,7 @@ def packed_positions(
     for k in tl.static_range(planes):
         at = k * m + i
         inside = (i < m) & (at < n)
-        number = tl.load(position + at, mask=inside, other=0)
+        number = tl.load(position + at, mask=inside, other=0).to(tl.int32)
         for byte in tl.static_range(whole):
             tl.store(packed + byte * n + at, ((number >> (8 * byte)) & 0xFF).to(tl.uint8), mask=inside)
         word |= (number >> (8 * whole)).to(tl.int64) << (k * rest)
