@@ -162,11 +162,14 @@ def unpack_numbers(symbols: Array, low: Array) -> Array:
 
 
 def planes(words: Array, zigzag: bool) -> Array:
-    """Return the bytes of ``words`` [n], or of as many zigzag numbers: uint8 [width, n], lowest first."""
+    """Return the bytes of ``words`` [n], or of as many zigzag numbers: uint8 [width, n], lowest first.
+
+    They are there until this thread asks for others.
+    """
     n, width = words.size, words.itemsize
-    found = np.empty((width, n), dtype=np.uint8)
+    found = room("planes", width * n, np.dtype(np.uint8))
     _call("planes", width, _at(words, n, width), _size(words), ctypes.c_int(zigzag), _at(found, width * n, 1))
-    return found
+    return found.reshape(width, n)
 
 
 def take(words: Array, positions: Array) -> Array:

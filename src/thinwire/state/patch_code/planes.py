@@ -13,6 +13,7 @@ import numpy as np
 from thinwire.state import native
 from thinwire.state.layout import Array
 from thinwire.state.patch_code.patch_stream import PatchCursor, pack_stream
+from thinwire.state.threads import room
 from thinwire.types import InputError, PayloadError, require
 
 _SAMPLE = 4096
@@ -58,10 +59,12 @@ def _planes(values: Array) -> Array | list[Array]:
 
 
 def unpack_planes(reader: PatchCursor, n: int, dtype: np.dtype) -> Array:
-    """Return the ``n`` unsigned integers of ``dtype`` that come next."""
-    values = reader.stream(n).astype(dtype)
+    """Return the ``n`` unsigned integers of ``dtype`` that come next: there until others are read."""
+    values, plane = room("values", n, dtype), room("plane", n, dtype)
+    values[:] = reader.stream(n)
     for shift in range(8, 8 * dtype.itemsize, 8):
-        values |= reader.stream(n).astype(dtype) << dtype.type(shift)
+        plane[:] = reader.stream(n)
+        values |= np.left_shift(plane, dtype.type(shift), out=plane)
     return values
 
 
@@ -82,14 +85,17 @@ def _turned(words: Array, turn: int) -> Array:
     if turn == _ZIGZAG:
         return zigzag(words)
     unsigned = words.view(f"u{words.itemsize}")
-    turned: Array = (unsigned << 1) | (unsigned >> (8 * words.itemsize - 1))
+    turned, sign = (room(name, words.size, unsigned.dtype) for name in ("turned", "sign"))
+    np.left_shift(unsigned, 1, out=turned)
+    turned |= np.right_shift(unsigned, 8 * words.itemsize - 1, out=sign)
     return turned
 
 
 def _restored(turned: Array, turn: int) -> Array:
     if turn == _ZIGZAG:
         return from_zigzag(turned)
-    words: Array = (turned >> 1) | (turned << (8 * turned.itemsize - 1))
+    words: Array = turned >> 1
+    words |= np.left_shift(turned, 8 * turned.itemsize - 1, out=turned)
     return words.view(f"i{turned.itemsize}")
 
 
