@@ -2,7 +2,7 @@
 
 ::
 
-    magic "TW", version u8, flags u8 (0), crc32 u32 over all that follows
+    magic "TW", version u8, flags u8, crc32 u32 over all that follows; flag 1: none, so it is 0
     dtype u8, dimensions u8, sections u8, 0 u8, entries u32, shape u32 each (the first is the entries' number)
     memory spec, references spec (u16 length, ASCII)
     entries: key u64, version u32, check u32, section u8
@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import math
 import struct
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -28,6 +29,7 @@ from thinwire.types import InputError, Mode, Packet, Payload, PayloadError, Sect
 
 MAGIC = b"TW"
 VERSION = 1
+UNSUMMED = 1  # flag of a packet without a check sum, for links: they have their own
 MAX_NBYTES = 1 << 28  # of the tensor a packet may describe, unless the caller knows better
 MAX_DIMENSIONS = 8
 MAX_SECTIONS = 4
@@ -65,11 +67,12 @@ def pack(packet: Packet) -> bytes:
     return data if isinstance(data, bytes) else bytes(data)
 
 
-def packed(packet: Packet, lead: int = 0) -> bytes | memoryview:
+def packed(packet: Packet, lead: int = 0, summed: bool = True) -> bytes | memoryview:
     """Return the packet as bytes; one of a device in the memory that it crossed to, for the link to send.
 
     It crosses in one copy, which is waited for here, and nothing copies it again. ``lead``: of a device, so
-    many bytes before the packet are the caller's to write, and are returned with it.
+    many bytes before the packet are the caller's to write, and are returned with it. ``summed``: with a check
+    sum, which a packet that only crosses a link does not need.
     Errors: ``InputError`` for parts that no packet can hold, and whatever was found wrong on the device with
     the values in it: the keys' next message is then one that needs no reference.
     """
@@ -84,15 +87,22 @@ def packed(packet: Packet, lead: int = 0) -> bytes | memoryview:
             here = here and part.is_cpu
         parts += own
     if not here:
-        return _from_device(packet, parts, layout, lead)
+        return _from_device(packet, parts, layout, lead, summed)
     pieces: list[Data] = [_head(packet, layout), *map(staging.memory, parts)]
+    return b"".join([_summary(pieces, summed), *pieces])
+
+
+def _summary(pieces: Sequence[Data], summed: bool) -> bytes:
+    """Return what stands before the pieces of a packet."""
     crc = 0
-    for piece in pieces:
+    for piece in pieces if summed else ():
         crc = crc32(piece, crc)
-    return b"".join([HEAD.pack(MAGIC, VERSION, 0, crc), *pieces])
+    return HEAD.pack(MAGIC, VERSION, 0 if summed else UNSUMMED, crc)
 
 
-def _from_device(packet: Packet, parts: list[Tensor], layout: list[int], before: int) -> memoryview:
+def _from_device(
+    packet: Packet, parts: list[Tensor], layout: list[int], before: int, summed: bool
+) -> memoryview:
     """Return the packet as bytes in the memory that it was copied to, its head written before the parts."""
     entries, verdicts = Entries.of(packet.entries), packet.verdicts
     lengths: dict[int, int] = {}
@@ -116,7 +126,7 @@ def _from_device(packet: Packet, parts: list[Tensor], layout: list[int], before:
         end, start = end + n * part.itemsize, start + part.nbytes
     start = before + HEAD.size
     data[start:lead] = _head(packet, layout)
-    data[before:start] = HEAD.pack(MAGIC, VERSION, 0, crc32(data[start:end]))
+    data[before:start] = _summary([data[start:end]], summed)
     return data[:end]
 
 
@@ -169,9 +179,12 @@ def _text(text: str) -> bytes:
     return LENGTH.pack(len(raw)) + raw
 
 
-def unpack(data: Data, max_nbytes: int = MAX_NBYTES, device: torch.device | str = "cpu") -> Packet:
+def unpack(
+    data: Data, max_nbytes: int = MAX_NBYTES, device: torch.device | str = "cpu", summed: bool = True
+) -> Packet:
     """Return the packet in ``data``, its parts on ``device``: there in one copy.
 
+    ``summed``: whether it must have a check sum; one that came over a link need not.
     Errors: ``PayloadError`` for anything else than the whole of one valid packet, and for a packet whose
     tensor would take more than ``max_nbytes``; nothing is allocated beyond the size of ``data``.
     """
@@ -179,9 +192,9 @@ def unpack(data: Data, max_nbytes: int = MAX_NBYTES, device: torch.device | str 
     magic, version, flags, crc = reader.unpack(HEAD)
     if magic != MAGIC:
         raise PayloadError("not a thinwire packet")
-    if version != VERSION or flags:
+    if version != VERSION or flags > UNSUMMED or (flags and summed):
         raise PayloadError(f"wire version {version} is not {VERSION}; update the older end")
-    if crc32(reader.data[HEAD.size :]) != crc:
+    if not flags and crc32(reader.data[HEAD.size :]) != crc:
         raise PayloadError("a packet's checksum does not match: it was damaged")
     front = _read_front(reader)
     spec, n, sections = front.spec, front.spec.shape[0], front.sections

@@ -10,18 +10,25 @@ from thinwire.channels import wire
 from thinwire.types import Packet
 
 Data = bytes | memoryview
+_CPU = torch.device("cpu")
 UNBOUNDED = 1 << 62  # bytes: opening allocates nothing that a packet claims, and who reads it checks shapes
 
 
 def device_of(packets: Sequence[Packet | Data]) -> torch.device:
     """Return where the parts of a message's packets are; bytes are on the host."""
-    sections = (s for packet in packets if isinstance(packet, Packet) for s in packet.sections)
-    return next((p.device for s in sections for p in s.payload.parts), torch.device("cpu"))
+    for packet in packets:
+        for section in packet.sections if isinstance(packet, Packet) else ():
+            for part in section.payload.parts:
+                return part.device
+    return _CPU
 
 
 def packed(packets: Sequence[Packet | Data]) -> list[Data]:
-    """Return the packets of a message as bytes: one copy from their device for each, and one wait for it."""
-    return [wire.packed(packet) if isinstance(packet, Packet) else packet for packet in packets]
+    """Return the packets of a message as bytes: one copy from their device for each, and one wait for it.
+
+    They have no check sums: the link that carries them has.
+    """
+    return [wire.packed(packet, summed=False) if isinstance(packet, Packet) else packet for packet in packets]
 
 
 def opened(data: Sequence[Data], device: torch.device) -> list[Packet | None]:
@@ -29,4 +36,4 @@ def opened(data: Sequence[Data], device: torch.device) -> list[Packet | None]:
 
     Errors: ``PayloadError``. Their shapes are yet to be checked.
     """
-    return [wire.unpack(each, UNBOUNDED, device) if len(each) else None for each in data]
+    return [wire.unpack(each, UNBOUNDED, device, summed=False) if len(each) else None for each in data]

@@ -327,7 +327,7 @@ class RankMessage:
         if len(self.packets) > 1 or device_of(self.packets).type == "cpu":
             return MESSAGES.pack(self.stopped, packed(self.packets), self.key, self.inputs)
         lead = MESSAGES.size + LENGTH.size
-        body: Any = wire.packed(self.packets[0], lead)  # type: ignore[arg-type]  # a device's is a packet
+        body: Any = wire.packed(self.packets[0], lead, summed=False)  # type: ignore[arg-type]  # a device's is a packet
         body[:lead] = MESSAGES.before(self.stopped, len(body) - lead, self.key, self.inputs)
         return body
 

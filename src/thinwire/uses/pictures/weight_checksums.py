@@ -15,6 +15,7 @@ from thinwire.uses.pictures.bit_sums import sums_of
 
 SAMPLES = 4096  # values of a tensor that are read before each picture
 _SETTINGS = ("training", "scale", "scaling", "_active_adapter", "_disable_adapters", "merged_adapters")
+_OWN = (Tensor, nn.Parameter)  # kinds of tensors that have no others inside
 Marks = list[tuple[int, int, int]]  # of each tensor: which it is, where it lies, and how often it was changed
 
 
@@ -45,14 +46,18 @@ class WatchedWeights:
 
     def _looked_at(self) -> tuple[Marks, str]:
         """Return the marks of all tensors, and the settings: in one walk, since each call waits for it."""
-        marks, settings = Marks(), []
+        marks, settings, but = Marks(), [], self._but
         for name, module in _walk(self._model):
-            own = vars(module)
+            own = module.__dict__
             for kept in (own["_parameters"], own["_buffers"]):
                 for key, x in kept.items():
-                    if x is not None and f"{name}{key}" not in self._but:
-                        marks += _marks(_offloaded(module, key, x) if x.is_meta else x)
-            settings += [(id(module), key, value) for key, value in _set(own)]
+                    if x is not None and not (but and f"{name}{key}" in but):
+                        _mark(marks, _offloaded(module, key, x) if x.is_meta else x)
+            for key in _SETTINGS:
+                if key in own and (isinstance(own[key], bool) or is_setting(own[key])):
+                    settings.append((id(module), key, own[key]))
+            if "processor" in own:
+                settings += [(id(module), *each) for each in _set(own)]
         return marks, repr(settings)
 
     def _sampled(self) -> list[int]:
@@ -118,9 +123,9 @@ def _walk(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
                 left.append((f"{name}{key}.", child))
 
 
-def _marks(x: Tensor) -> Marks:
-    parts = (x,) if type(x) in (Tensor, nn.Parameter) else _plain(x)
-    return [(id(x), p.data_ptr(), 0 if p.is_inference() else p._version) for p in parts]
+def _mark(marks: Marks, x: Tensor) -> None:
+    for p in (x,) if type(x) in _OWN else _plain(x):
+        marks.append((id(x), p.data_ptr(), 0 if p.is_inference() else p._version))
 
 
 def _tensors(model: nn.Module, but: Collection[str]) -> Iterator[tuple[str, Tensor]]:

@@ -31,6 +31,7 @@ from thinwire.uses.pictures.context_parallel.guidance import GuidanceParallel
 from thinwire.uses.pictures.context_parallel.modes import Batch, Division, ParallelMode
 from thinwire.uses.pictures.context_parallel.pipefusion import PipeFusion
 from thinwire.uses.pictures.diffusers_names.plans import SplitPlan
+from thinwire.uses.pictures.short_turns import short_turns
 from thinwire.uses.pictures.weight_checksums import WatchedWeights
 
 ONE, BATCH = "one", "batch"  # each rank computes everything, or pictures of its own
@@ -76,4 +77,5 @@ def over_ranks(
             first = agree(exchange, own, deadline, drawn=drawn)
             session.watch(weights)
         undo.enter_context(drawing_alike(model, drawn, first))
+        undo.enter_context(short_turns(model))
         yield Parallel(mode, session)

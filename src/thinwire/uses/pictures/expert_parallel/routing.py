@@ -31,6 +31,7 @@ from thinwire.uses.pictures.expert_parallel.dispatch import OTHER_TOKENS, Expert
 from thinwire.uses.pictures.expert_parallel.pairs import WantedPairs
 from thinwire.uses.pictures.messages import CheckedExchange, Key, TensorKind
 from thinwire.uses.pictures.model_calls import CountedCalls, time_of
+from thinwire.uses.pictures.short_turns import short_turns
 from thinwire.uses.pictures.weight_checksums import WatchedWeights, weights_checksum
 
 ONE, BATCH = "one", "batch"  # without exchange: every rank computes everything, or pictures of its own
@@ -81,6 +82,7 @@ def over_experts(
             own |= {"the owners of experts": str(spread), "the choice of experts": _choices(layers)}
             agree(exchange, own, deadline, _checksums(experts))
             session.watch(shared)
+        undo.enter_context(short_turns(model))
         yield Experts(schedule.mode, session)
 
 
