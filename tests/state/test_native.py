@@ -351,3 +351,19 @@ def test_numbers_are_the_same_bytes(n, largest, seed):
     if n and packed:
         with pytest.raises(PayloadError):
             unpack_numbers(PatchCursor(packed[:-1], "numbers"), n)
+
+
+@settings(max_examples=60, deadline=None)
+@given(sizes, st.integers(0, 2), seeds)
+def test_gaps_are_the_same_positions(n, over, seed):
+    gaps = np.random.default_rng(seed).integers(0, 9, n).astype(np.uint32)
+    size = int(gaps.sum()) + n + 1 - over
+
+    def summed():
+        try:
+            return positions._summed(gaps, size)
+        except PayloadError as e:
+            return str(e)
+
+    found = both(lambda: [np.asarray(summed())])
+    assert found[0].dtype == np.int32 or (over == 2 and n)

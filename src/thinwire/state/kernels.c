@@ -239,6 +239,18 @@ FAST int64_t tw_unpack(const uint8_t *symbols, size_t n, uint8_t *packed, uint32
     return 0;
 }
 
+/* The positions that gaps between them tell of; -1 where one is not below size. */
+FAST int64_t tw_summed(const uint32_t *gaps, size_t n, size_t size, int32_t *at)
+{
+    uint64_t next = 0;
+    for (size_t j = 0; j < n; j++) {
+        next += gaps[j];
+        if (next >= size) return -1;
+        at[j] = (int32_t)next++;
+    }
+    return 0;
+}
+
 /* The class of a word by its size, which is the word without its sign, doubled: how many of least[0..2] it
    reaches. A table of fewer classes is filled up with what no size reaches: sizes are even. */
 #define CLASSES(W)                                                                                  \

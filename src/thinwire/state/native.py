@@ -41,7 +41,7 @@ _NAMES = (
     "outside",
     "merge",
 )
-_PLAIN = ("most", "row", "where", "within", "bits", "symbols", "lows", "pack", "unpack")
+_PLAIN = ("most", "row", "where", "within", "bits", "symbols", "lows", "pack", "unpack", "summed")
 _HASHES = ("moved", "whole")  # of words of up to 4 bytes
 
 
@@ -159,6 +159,17 @@ def unpack_numbers(symbols: Array, low: Array) -> Array:
     given = _at(symbols, symbols.size, 1), _size(symbols), _at(low, low.size, 1)
     _FUNCTIONS["unpack"](*given, _at(numbers, numbers.size, 4))
     return numbers
+
+
+def summed(gaps: Array, size: int) -> Array | None:
+    """Return the positions int32 [n] that ``gaps`` uint32 [n] tell of; None where one is not below ``size``.
+
+    numpy's own sum keeps all other threads waiting.
+    """
+    require(size <= _FAR, InputError, f"positions of {size} elements, at most {_FAR}")
+    at = np.empty(gaps.size, dtype=np.int32)
+    given = _at(gaps, gaps.size, 4), _size(gaps), ctypes.c_size_t(size)
+    return at if _FUNCTIONS["summed"](*given, _at(at, at.size, 4)) == 0 else None
 
 
 def planes(words: Array, zigzag: bool) -> Array:

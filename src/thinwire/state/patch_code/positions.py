@@ -84,11 +84,16 @@ def _gaps(positions: Array) -> Array:
 
 
 def _summed(gaps: Array, size: int) -> Array:
+    positions = native.summed(gaps, size) if native.there(gaps) else _cumulated(gaps, size)
+    if positions is None:
+        raise PayloadError(f"a patch changes an element behind the last of {size}")
+    return positions
+
+
+def _cumulated(gaps: Array, size: int) -> Array | None:
     positions = np.cumsum(gaps, dtype=np.int64)
     positions += np.arange(gaps.size)
-    inside = not gaps.size or positions[-1] < size
-    require(inside, PayloadError, f"a patch changes an element behind the last of {size}")
-    return positions.astype(np.int32)
+    return None if gaps.size and positions[-1] >= size else positions.astype(np.int32)
 
 
 def _bitmap(positions: Array, size: int) -> Array:
