@@ -28,7 +28,8 @@ def _follow(tensors: dict[str, torch.Tensor], values: int, device: torch.device,
     publisher = thinwire.Publisher(tensors, dtype=torch.bfloat16)
     into = nn.Module()
     for name, x in tensors.items():
-        into.register_buffer(name, torch.zeros_like(x, dtype=torch.bfloat16, device=place))
+        weights = torch.zeros_like(x, dtype=torch.bfloat16, device=place)
+        into.register_parameter(name, nn.Parameter(weights, requires_grad=False))  # a buffer is copied whole
     follower = thinwire.Follower("127.0.0.1", publisher.port)
     try:
         for version in range(STEPS + 1):
