@@ -44,7 +44,7 @@ class Computed(nn.Module):
 PLANS: dict[str, dict[str, tuple[str, ...]]] = {
     "gpt2-medium": {"none": ("fp32", "thinwire"), "100mbit": ("thinwire", "fp32")},
     "gpt2-xl": {
-        **{link: ("thinwire", "bf16", "fp32") for link in ("100mbit", "200mbit", "500mbit")},
+        **dict.fromkeys(("100mbit", "200mbit", "500mbit"), ("thinwire", "bf16", "fp32")),
         "none": ("thinwire", "bf16"),
     },
 }
