@@ -38,7 +38,7 @@ def measured(zone: Zone, x: Tensor, held: Tensor, against: bool) -> Step:
     """Return the step and the key for ``x``, or for its difference to ``held`` if ``against``."""
     from thinwire.codecs.kernels.fused import zoning
 
-    n, size, unit = x.numel(), 1024, _UNITS[zone.unit]
+    n, size, unit = x.numel(), 4096, _UNITS[zone.unit]
     laps = -(-n // (_PARTS * size))
     programs = -(-n // (laps * size))
     sums = torch.zeros(3, dtype=torch.int64, device=x.device)
@@ -47,7 +47,7 @@ def measured(zone: Zone, x: Tensor, held: Tensor, against: bool) -> Step:
     key = key.view(torch.int64)
     tensors, numbers = (x, held, flags, sums, partial), (n, laps, 1 / n)
     how = size, unit, zone.dither, against
-    triton_calls.launch(zoning.measured, (programs,), tensors, numbers, how)
+    triton_calls.launch(zoning.measured, (programs,), tensors, numbers, how, 8)
     low, high = scales.bounds("bfloat16")
     by, top = min(zone.step, _MOST), zone.top - zone.dither
     constants = (_PARTS, by, unit, top, low, high, zone.dither)
@@ -74,20 +74,16 @@ def coded(
     counts = torch.empty(4 * programs, dtype=torch.int32, device=device)
     restored = torch.empty_like(held)
     limit = _limit(torch.float32 if against else x.dtype)
-    tensors = (x, held, restored, packed, counts, step.stored, step.key, table)
+    numbers = torch.empty(4 * programs * SIZE, dtype=torch.int16, device=device)
+    tensors = (x, held, restored, packed, counts, numbers, step.stored, step.key, table)
     constants = (SIZE, zone.offset, _MOST, zone.dither, against, limit)
     triton_calls.launch(zoning.zoned, (programs,), tensors, (n, m), constants)
     ends = counts.cumsum(0, dtype=torch.int32)
     count = int(ends[-1])
     large = torch.empty(2 * count, dtype=torch.uint8, device=device)
     if count:
-        triton_calls.launch(
-            zoning.larger,
-            (programs,),
-            (x, held, packed, ends, large, step.stored, step.key, table),
-            (n, m, count),
-            (SIZE, zone.offset, _MOST, zone.dither, against),
-        )
+        apart = (numbers, counts, ends, large)
+        triton_calls.launch(zoning.larger, (4 * programs,), apart, (count,), (SIZE,), 2)
     return packed, large, step, restored
 
 

@@ -12,6 +12,8 @@ import triton.language as tl
 from thinwire.codecs.kernels.fused.arithmetic import narrowed, size_bits
 from thinwire.codecs.kernels.fused.quantising import residual_of
 
+_NEAR = tl.constexpr(4 << 23)  # four octaves, as bits: where the last one that is chosen nearly always lies
+
 
 @triton.jit
 def largest_of_runs(
@@ -38,15 +40,26 @@ def largest_of_runs(
         tl.store(restored + at, held + 0.0 if against else held * 0.0, mask=inside)
     bits = tl.where(inside, size_bits(y), -1)
     k = tl.where((run + 1) * chunk <= n, each, of_last)
-    edge = 0  # in the end the magnitude of the last one that is chosen
-    for step in tl.static_range(31):
-        raised = edge | (1 << (30 - step))
-        edge = tl.where(tl.sum((bits >= raised).to(tl.int32)) >= k, raised, edge)
-    above, equal = (bits > edge).to(tl.int32), (bits == edge).to(tl.int32)
-    room = k - tl.sum(above)
-    chosen = above | equal & (tl.cumsum(equal) <= room).to(tl.int32)
+    over = tl.max(bits) + 1  # fewer than k reach it
+    edge = tl.maximum(over - _NEAR, 0)
+    count = tl.sum((bits >= edge).to(tl.int32))
+    if count < k:  # which is rare
+        over, edge = edge, edge * 0
+        count = tl.sum((bits >= 0).to(tl.int32))
+    while (count != k) & (over - edge > 1):  # k or more reach the edge
+        middle = edge + (over - edge) // 2
+        reached = tl.sum((bits >= middle).to(tl.int32))
+        over = tl.where(reached < k, middle, over)
+        edge = tl.where(reached < k, edge, middle)
+        count = tl.where(reached < k, count, reached)
+    chosen = (bits >= edge).to(tl.int32)
+    if count > k:  # several are equal to the last one that is chosen
+        equal = (bits == edge).to(tl.int32)
+        spare = tl.cumsum(equal) > k - (count - tl.sum(equal))
+        chosen = chosen & (1 - equal * spare.to(tl.int32))
     place = run * each + tl.cumsum(chosen) - 1
     tl.store(position + place, i, mask=chosen > 0)
+    y, _ = residual_of(x, reference, at, chosen > 0, against)  # again: few, and the loop holds less
     tl.store(kept + place, narrowed(y, kept.dtype.element_ty), mask=chosen > 0)
 
 

@@ -136,6 +136,7 @@ def zoned(
     restored: tl.tensor,
     packed: tl.tensor,
     counts: tl.tensor,
+    numbers: tl.tensor,
     stored: tl.tensor,
     key: tl.tensor,
     table: tl.tensor,
@@ -148,7 +149,7 @@ def zoned(
     against: tl.constexpr,
     limit: tl.constexpr,
 ) -> None:
-    """Store codes of two bits, what levels stand for, and how many each stretch of a plane leaves out."""
+    """Store codes of two bits, what levels stand for, and those that each stretch of a plane leaves out."""
     i = tl.program_id(0) * size + tl.arange(0, size)
     step = tl.load(stored).to(tl.float32)
     own = tl.load(key) ^ (-(1 << 63)) if dither else 0
@@ -163,8 +164,11 @@ def zoned(
         level = levels_of(y, step, offset)
         small = (level >= -1) & (level <= 1)
         word |= tl.where(inside, tl.where(small, level + 1, _LARGE), 0) << (2 * k)
-        left = tl.sum((inside & ~small).to(tl.int32))
-        tl.store(counts + k * tl.num_programs(0) + tl.program_id(0), left)
+        left = inside & ~small
+        stretch = k * tl.num_programs(0) + tl.program_id(0)
+        place = stretch * size + tl.cumsum(left.to(tl.int32)) - 1
+        tl.store(numbers + place, ((level << 1) ^ (level >> 31)).to(tl.int16), mask=left)
+        tl.store(counts + stretch, tl.sum(left.to(tl.int32)))
         y = level.to(tl.float32) * step
         if dither:
             y = noisy(y, table, own, at, start, -step, most)
@@ -174,41 +178,21 @@ def zoned(
 
 @triton.jit
 def larger(
-    x: tl.tensor,
-    reference: tl.tensor,
-    packed: tl.tensor,
+    numbers: tl.tensor,
+    counts: tl.tensor,
     ends: tl.tensor,
     large: tl.tensor,
-    stored: tl.tensor,
-    key: tl.tensor,
-    table: tl.tensor,
-    n: tl.tensor,
-    m: tl.tensor,
     count: tl.tensor,
     size: tl.constexpr,
-    offset: tl.constexpr,
-    most: tl.constexpr,
-    dither: tl.constexpr,
-    against: tl.constexpr,
 ) -> None:
-    """Store the levels that codes leave out, ``count`` in all: low bytes, then high ones."""
-    i = tl.program_id(0) * size + tl.arange(0, size)
-    step = tl.load(stored).to(tl.float32)
-    own = tl.load(key) ^ (-(1 << 63)) if dither else 0
-    word = tl.load(packed + i, mask=i < m, other=0).to(tl.int32)
-    for k in tl.static_range(4):
-        at = k * m + i
-        left = (((word >> (2 * k)) & 3) == _LARGE) & (i < m)
-        y, _ = residual_of(x, reference, at, left, against)
-        if dither:
-            y = noisy(y, table, own, at, k * m + tl.program_id(0) * size, step, most)
-        level = levels_of(y, step, offset)
-        number = (level << 1) ^ (level >> 31)
-        end = tl.load(ends + k * tl.num_programs(0) + tl.program_id(0)).to(tl.int32)
-        rank = tl.cumsum(left.to(tl.int32))
-        place = end - tl.sum(left.to(tl.int32)) + rank - 1
-        tl.store(large + place, (number & 0xFF).to(tl.uint8), mask=left)
-        tl.store(large + count + place, ((number >> 8) & 0xFF).to(tl.uint8), mask=left)
+    """Store the levels that codes leave out, ``count`` in all, without gaps: low bytes, then high ones."""
+    stretch = tl.program_id(0)
+    some = tl.load(counts + stretch)
+    start = tl.load(ends + stretch) - some
+    j = tl.arange(0, size)
+    number = tl.load(numbers + stretch * size + j, mask=j < some, other=0).to(tl.int32)
+    tl.store(large + start + j, (number & 0xFF).to(tl.uint8), mask=j < some)
+    tl.store(large + count + start + j, ((number >> 8) & 0xFF).to(tl.uint8), mask=j < some)
 
 
 @triton.jit
