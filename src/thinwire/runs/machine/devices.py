@@ -222,8 +222,8 @@ def told() -> Iterator[None]:
 def device_trouble(error: BaseException | None) -> ThinwireError | None:
     """Return what a device's refusal means as an error of the tree; ``None`` for anything else.
 
-    >>> device_trouble(RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB."))
-    DeviceFull('the device is full: 2.00 GiB more were needed; take a smaller ...
+    >>> str(device_trouble(RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB."))).partition(";")[0]
+    'the device is full: 2.00 GiB more were needed'
     """
     if not isinstance(error, RuntimeError | AssertionError | MemoryError):
         return None
