@@ -229,10 +229,13 @@ def _read_front(reader: _PacketCursor) -> Front:
     """Return what stands before the entries: the same in each packet of a channel, and so read once."""
     start, data = reader.at, reader.data
     reader.take(BODY.size)
-    reader.take(4 * data[start + 1])  # the dimensions
+    end = reader.at + 4 * data[start + 1]  # behind the shape; the second byte is its dimensions
     for _ in ("memory", "references"):
-        reader.take(*reader.unpack(LENGTH))
-    raw = bytes(data[start : reader.at])
+        if end + LENGTH.size <= len(data):
+            end += LENGTH.unpack_from(data, end)[0]
+        end += LENGTH.size
+    reader.take(end - reader.at)
+    raw = bytes(data[start:end])
     return _known_front(raw) if len(raw) <= REMEMBERED else _parsed_front(raw)
 
 
@@ -271,8 +274,8 @@ class SectionHead(NamedTuple):
 
 def _section_head(reader: _PacketCursor) -> tuple[SectionHead, list[tuple[torch.dtype, int]]]:
     start = reader.at
-    reader.take(SECTION.size)
-    reader.take(*LENGTH.unpack_from(reader.data, start + 2))
+    _, _, length = reader.unpack(SECTION)
+    reader.take(length)
     raw = bytes(reader.data[start : reader.at])
     head = _known_section(raw) if len(raw) <= REMEMBERED else _parsed_section(raw)
     found = reader.unpack(_PARTS[head.parts])

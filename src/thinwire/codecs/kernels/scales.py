@@ -21,6 +21,7 @@ import math
 import threading
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -140,16 +141,7 @@ class Grid:
     @classmethod
     def of(cls, spec: TensorSpec, shared_by: str, group: int) -> Grid:
         """Return the grid of a tensor whose scales are shared by one of ``SHARED_BY``."""
-        last = spec.shape[-1] if spec.shape else 1
-        outer = math.prod(spec.shape[:-1])
-        if shared_by == "tensor":
-            return cls("whole", outer * last, 1, min(1, outer * last), last, last)
-        if shared_by == "channel":
-            return cls("column", outer, last, last if outer else 0, last, last)
-        width = max(1, last if shared_by == "token" else min(group, last))
-        padded = -(-last // width) * width
-        rows = outer * padded // width
-        return cls("row", rows, width, rows, last, padded)
+        return _grid(spec.shape, shared_by, group)
 
     def spread(self, x: Tensor) -> Tensor:
         """Return ``x`` as [rows, width]."""
@@ -198,6 +190,20 @@ class Grid:
         if self.padded != self.last:
             mean.view(-1, self.padded // self.width)[:, -1] *= self.width / (self.last % self.width)
         return mean
+
+
+@lru_cache(maxsize=1024)  # asked for several times a message
+def _grid(shape: tuple[int, ...], shared_by: str, group: int) -> Grid:
+    last = shape[-1] if shape else 1
+    outer = math.prod(shape[:-1])
+    if shared_by == "tensor":
+        return Grid("whole", outer * last, 1, min(1, outer * last), last, last)
+    if shared_by == "channel":
+        return Grid("column", outer, last, last if outer else 0, last, last)
+    width = max(1, last if shared_by == "token" else min(group, last))
+    padded = -(-last // width) * width
+    rows = outer * padded // width
+    return Grid("row", rows, width, rows, last, padded)
 
 
 def block_rows(rows: int, width: int, device: torch.device) -> int:
