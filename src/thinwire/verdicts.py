@@ -18,6 +18,7 @@ from torch import Tensor
 
 from thinwire import staging
 
+FINITE = (-3.4028234663852886e38, 3.4028234663852886e38)  # the bounds of float32
 _active = threading.local()
 Refusal = Callable[[], Exception]
 Answered = Callable[[list[Tensor]], object]
@@ -128,6 +129,15 @@ def refuse(wrong: Tensor, error: Refusal) -> None:
         found._add(wrong, error)
     elif bool(wrong):
         raise error()
+
+
+def refuse_outside(low: Tensor, high: Tensor, bounds: tuple[float, float], error: Refusal) -> None:
+    """Refuse values whose smallest or largest, a NaN where there is any, lies outside ``bounds``."""
+    if collecting(low) is None:  # as numbers: a few operations of torch on one value take longer
+        if not (bounds[0] <= float(low) and float(high) <= bounds[1]):
+            raise error()
+    else:
+        refuse(((low >= bounds[0]) & (high <= bounds[1])).logical_not(), error)
 
 
 def shortened(part: Tensor, count: Tensor) -> Tensor:

@@ -10,13 +10,13 @@ from torch import Tensor
 
 from thinwire.channels.entries import Entries
 from thinwire.types import InputError
-from thinwire.verdicts import refuse
+from thinwire.verdicts import FINITE, refuse_outside
 
 
 def check_finite(x: Tensor) -> None:
     """Refuse a NaN or an infinity in what will be remembered: no later message mends it. ``InputError``."""
     if x.numel():
-        refuse(torch.stack(torch.aminmax(x)).isfinite().logical_not_().any(), _not_finite)  # a NaN is both
+        refuse_outside(*torch.aminmax(x), FINITE, _not_finite)  # a NaN is both
 
 
 def _not_finite() -> InputError:

@@ -16,7 +16,7 @@ from thinwire.codecs.kernels.noise import add_dither, fingerprint
 from thinwire.codecs.kernels.scales import SHARED_BY, Grid, scratch
 from thinwire.spec import Spec
 from thinwire.types import InputError, Payload, TensorSpec, require
-from thinwire.verdicts import collecting, refuse
+from thinwire.verdicts import FINITE, collecting, refuse_outside
 
 ROUNDINGS = ("nearest", "stochastic")
 # Bits up to which noise, always short of 1/2, cannot lift the top value to the next level.
@@ -132,7 +132,7 @@ class Uniform(Spec):
         steps, peak = self._steps(values, grid)
         stored = scales.store(steps, self.scale_dtype)
         clips = self.clip < 1 or collecting(peak) is not None  # to clamp what needs it not changes nothing
-        clips = clips or bool(peak > scales.FORMATS[self.scale_dtype].high)
+        clips = clips or float(peak) > scales.FORMATS[self.scale_dtype].high
         codes = self._codes(values, grid, scales.expand(stored, self.scale_dtype), clips)
         return grid.gather(codes), stored
 
@@ -173,7 +173,7 @@ class Uniform(Spec):
         mean = self.bits == 1 and self.rounding == "nearest"
         steps = (grid.means(values) if mean else grid.peaks(values)).mul_(self.clip / self.top)
         peak = steps.amax()
-        refuse(peak.isfinite().logical_not(), _not_finite)
+        refuse_outside(peak, peak, FINITE, _not_finite)
         return steps, peak
 
     def _codes(self, values: Tensor, grid: Grid, step: Tensor, clips: bool) -> Tensor:

@@ -28,7 +28,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from thinwire.types import PayloadError, TensorSpec
-from thinwire.verdicts import refuse
+from thinwire.verdicts import refuse_outside
 
 OCTAVES = 32 * 8  # codes of one e5m3 byte: 32 octaves of 8 steps
 SHARED_BY = ("tensor", "channel", "token", "group")
@@ -72,9 +72,7 @@ def load(stored: Tensor, name: str) -> Tensor:
     f = FORMATS[name]
     scale = expand(stored, name)
     if scale.numel() and name != "e5m3":  # every e5m3 byte is a scale
-        low, high = torch.aminmax(scale)
-        good = (low >= f.low) & (high <= f.high)  # false for NaN too
-        refuse(good.logical_not(), lambda: outside(name))
+        refuse_outside(*torch.aminmax(scale), (f.low, f.high), lambda: outside(name))
     return scale
 
 
