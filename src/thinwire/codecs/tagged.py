@@ -11,8 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -46,59 +48,69 @@ _DTYPES = (
     torch.int8,
     torch.int16,
 )
+_TAGS = {dtype: tag for tag, dtype in enumerate(_DTYPES)}
 
 
 @dataclass(frozen=True, eq=False)
 class Symbols:
-    """A part to compress: its bytes, and the symbols that they are range-coded as."""
+    """A part to compress: its bytes, and how they are range-coded."""
 
     part: Tensor  # what is stored if a frame is not shorter: packed, if it is ``codes``
     data: Tensor  # uint8 [nbytes]
-    symbols: Tensor  # uint8 [n]
     form: rans.Form
+    tag: int
     codes: int | None = None  # bits of each
 
     @classmethod
     def of_codes(cls, codes: Tensor, bits: int) -> Symbols:
         """Return ``codes`` (uint8 [n], below 2**``bits``) in the aligned form; few of them one by one."""
-        data = pack_aligned(codes, bits)
-        if bits > 4 or codes.numel() > rans.STREAM:
-            return cls(codes, data, data, rans.Form(), bits)
-        return cls(codes, data, codes, rans.Form(bits=bits), bits)
+        few = bits < 5 and codes.numel() <= rans.STREAM
+        return cls(codes, pack_aligned(codes, bits), _form(1, bits if few else 8), 0, bits)
 
     @classmethod
     def of(cls, part: Tensor, planes: int = 1, bits: int = 8) -> Symbols:
         """Return a part of any dtype; bytes may be several planes, or aligned codes of ``bits``."""
-        data, size = part.contiguous().view(torch.uint8), part.element_size()
-        if size > 1:
-            return cls(part, data, data.view(-1, size).T.reshape(-1), rans.Form(size))
-        n = data.numel() * (8 // bits)
-        if bits < 8 and n <= rans.STREAM:
-            return cls(part, data, unpack_aligned(data, bits, n), rans.Form(bits=bits))
-        return cls(part, data, data, rans.Form(planes if data.numel() % planes == 0 else 1))
+        data, size, dtype = part.contiguous().view(torch.uint8), part.element_size(), part.dtype
+        require(dtype in _TAGS, InputError, f"values of {dtype} cannot be entropy-coded; cast them")
+        few = bits < 8 and data.numel() * (8 // bits) <= rans.STREAM
+        planes = size if size > 1 else planes if data.numel() % planes == 0 else 1
+        return cls(part, data, _form(1, bits) if few else _form(planes, 8), _TAGS[dtype])
 
-    @property
-    def tag(self) -> int:
-        """The part's dtype; ``InputError`` for one that has no number."""
-        dtype = self.part.dtype
-        require(dtype in _DTYPES, InputError, f"values of {dtype} cannot be entropy-coded; cast them")
-        return _DTYPES.index(dtype)
-
-    @property
-    def tensors(self) -> tuple[Tensor, ...]:
-        """All that it is."""
-        return self.part, self.data, self.symbols
+    def symbols(self) -> Tensor:
+        """Return what is range-coded, uint8 [n]."""
+        if self.form.bits < 8:
+            return self.part if self.codes else _digits(self.data, self.form.bits)
+        size = self.part.element_size()
+        return self.data if size == 1 else self.data.view(-1, size).T.reshape(-1)
 
     @property
     def room(self) -> int:
         """Bytes that the part takes as it is."""
-        n = self.part.numel()
-        return self.data.numel() if self.codes is None else packed_nbytes(n, self.codes)
+        return self.data.numel() if self.codes is None else packed_nbytes(self.part.numel(), self.codes)
 
     def stored(self) -> Tensor:
         """Return the part behind its tag as it is, uint8."""
-        tag = torch.full((1,), self.tag, dtype=torch.uint8, device=self.data.device)
-        return torch.cat([tag, self.data if self.codes is None else pack(self.part, self.codes)])
+        data = self.data if self.codes is None else pack(self.part, self.codes)
+        if data.is_cpu:
+            return torch.frombuffer(bytearray((self.tag,)) + staging.memory(data), dtype=torch.uint8)
+        tag = torch.full((1,), self.tag, dtype=torch.uint8, device=data.device)
+        return torch.cat([tag, data])
+
+
+_form = lru_cache(rans.Form)
+
+
+def _digits(data: Tensor, bits: int) -> Tensor:
+    """Return the codes that bytes of a CPU hold in the aligned form: as ``unpack_aligned``, for few."""
+    shifts = np.arange(0, 8 - bits + 1, bits, dtype=np.uint8)[:, None]
+    return torch.from_numpy((data.numpy() >> shifts & ((1 << bits) - 1)).reshape(-1))
+
+
+def _bytes_of(digits: Tensor, bits: int) -> Tensor:
+    """Return the bytes that codes of a CPU, as many as fill them, are in the aligned form."""
+    shifts = np.arange(0, 8 - bits + 1, bits, dtype=np.uint8)[:, None]
+    each = digits.numpy().reshape(len(shifts), -1)
+    return torch.from_numpy(np.bitwise_or.reduce(each << shifts, axis=0))
 
 
 def compressed(parts: Sequence[Symbols], level: int) -> tuple[Tensor, ...]:
@@ -111,10 +123,11 @@ def compressed(parts: Sequence[Symbols], level: int) -> tuple[Tensor, ...]:
     if not parts:
         return ()
     device, parts = parts[0].part.device, _some_at_home(parts)
-    prefixes = [bytes((_COMPRESSED | _RANGED | p.tag,)) for p in parts]
     asked = [
-        rans.Asked(p.symbols, p.form, p.room, prefix) if p.data.numel() >= SMALLEST else None
-        for p, prefix in zip(parts, prefixes, strict=True)
+        rans.Asked(p.symbols(), p.form, p.room, bytes((_COMPRESSED | _RANGED | p.tag,)))
+        if p.data.numel() >= SMALLEST
+        else None
+        for p in parts
     ]
     frames = iter(rans.compress([a for a in asked if a is not None]))
     found = [
@@ -129,10 +142,10 @@ def _some_at_home(parts: Sequence[Symbols]) -> list[Symbols]:
     going = [not p.data.is_cpu and (p.data.numel() <= SMALL or not triton_calls.there(p.data)) for p in parts]
     if not any(going):
         return list(parts)
-    there = {id(t): t for p, goes in zip(parts, going, strict=True) if goes for t in p.tensors}
+    there = {id(t): t for p, goes in zip(parts, going, strict=True) if goes for t in (p.part, p.data)}
     near = dict(zip(there, staging.to_host(list(there.values())).tensors(), strict=True))
     return [
-        replace(p, part=near[id(p.part)], data=near[id(p.data)], symbols=near[id(p.symbols)]) if goes else p
+        replace(p, part=near[id(p.part)], data=near[id(p.data)]) if goes else p
         for p, goes in zip(parts, going, strict=True)
     ]
 
@@ -206,7 +219,8 @@ def expand(arrival: Arrived, bound: int) -> Tensor:
         raw = _ranged(arrival, bound)
     else:
         raw = _unzipped(arrival.frame, bound) if tag & _COMPRESSED else part[1:]
-    (raw,) = _together([raw], part.device)
+    if not part.is_cpu:
+        (raw,) = _together([raw], part.device)
     dtype = _DTYPES[tag & _KIND]
     if raw.numel() > bound or raw.numel() % dtype.itemsize:
         raise PayloadError(
@@ -240,10 +254,11 @@ def _tag(arrival: Arrived) -> int:
 
 def _ranged(arrival: Arrived, bound: int) -> Tensor:
     about = rans.opened(arrival.near[1:])
-    size = aligned_nbytes(about.n, about.form.bits) if about.form.bits < 8 else about.n
+    size, rest = divmod(about.n, 8 // about.form.bits)
+    require(not rest, PayloadError, f"{about.n} codes of {about.form.bits} bits, which end within a byte")
     _check_size(size, arrival.part.numel() - 1, bound)
     found = rans.decompress(arrival.frame, about)
-    return found if about.form.bits == 8 else pack_aligned(found, about.form.bits)
+    return found if about.form.bits == 8 else _bytes_of(found, about.form.bits)
 
 
 def _unzipped(frame: Tensor, bound: int) -> Tensor:
@@ -254,5 +269,5 @@ def _unzipped(frame: Tensor, bound: int) -> Tensor:
 
 
 def _check_size(size: int, length: int, bound: int) -> None:
-    fits = 0 <= size <= min(bound, FREE + RATIO * length)
-    require(fits, PayloadError, f"a frame of {length} bytes claims {size}, expected at most {bound}")
+    if not 0 <= size <= min(bound, FREE + RATIO * length):
+        raise PayloadError(f"a frame of {length} bytes claims {size}, expected at most {bound}")

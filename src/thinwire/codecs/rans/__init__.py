@@ -92,7 +92,7 @@ def _begun(symbols: Tensor, form: Form, room: int, prefix: bytes) -> tuple[Tenso
 
 def at_home(x: Tensor) -> Tensor:
     """Return a tensor in one piece of the CPU's memory."""
-    return staging.to_host([x]).tensors()[0].contiguous()
+    return x.contiguous() if x.is_cpu else staging.to_host([x]).tensors()[0].contiguous()
 
 
 def _whole(data: Bytes, grid: Grid, head: bytes, room: int) -> Bytes | None:
@@ -110,8 +110,8 @@ def _whole(data: Bytes, grid: Grid, head: bytes, room: int) -> Bytes | None:
 
 
 def opened(frame: Tensor) -> Frame:
-    """Return the head of a frame; ``PayloadError`` where it is none."""
-    data = bytes(frame[:HEAD].tolist())
+    """Return the head of a frame on the CPU; ``PayloadError`` where it is none."""
+    data = bytes(staging.memory(frame[:HEAD]))
     end = next((i for i, byte in enumerate(data) if i and byte < 128), None)
     require(end is not None, PayloadError, "a frame of symbols without its head")
     form = Form(1 << (data[0] & 3), data[0] >> 4)

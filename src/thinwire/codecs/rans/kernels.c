@@ -266,36 +266,39 @@ static inline __attribute__((always_inline)) const uint8_t *decoded(const uint32
 }
 
 #if defined(__x86_64__)
-/* For each mask of 8 lanes, which of the next words each of those takes. */
-static void ranks(uint8_t (*rank)[8])
+static uint8_t rank[256][8]; /* for each mask of 8 lanes, which of the next words each of those takes */
+
+__attribute__((constructor)) static void ranks(void)
 {
     for (unsigned mask = 0; mask < 256; mask++)
         for (unsigned l = 0; l < 8; l++) rank[mask][l] = (uint8_t)__builtin_popcount(mask & ((1u << l) - 1));
 }
 
-/* As decoded for 32 lanes, 8 together, as long as no word needs to be looked for; returns how many symbols. */
-__attribute__((target("avx2"))) static size_t together(const uint32_t *slot, size_t n, unsigned bits, uint32_t *state,
-                                                       const uint8_t **from, const uint8_t *end, uint8_t *out)
+/* As decoded, for groups of 8 lanes, as long as no word needs to be looked for; returns how many symbols. What lanes
+   that are not there decode is written as well, and then over. */
+__attribute__((target("avx2"), always_inline)) static inline size_t
+grouped(const uint32_t *slot, size_t n, size_t lanes, int groups, unsigned bits, uint32_t *state, const uint8_t **from,
+        const uint8_t *end, uint8_t *out)
 {
-    uint8_t rank[256][8];
-    ranks(rank);
+    const uint32_t there = UINT32_MAX >> (LANES - lanes);
     const __m256i mask = _mm256_set1_epi32((1 << bits) - 1), low = _mm256_set1_epi32(LOW);
     const __m256i field = _mm256_set1_epi32(4095), order = _mm256_setr_epi32(0, 4, 1, 5, 2, 6, 3, 7);
     const __m128i shift = _mm_cvtsi32_si128((int)bits);
     const uint8_t *at = *from;
-    __m256i x[4], entry[4];
+    __m256i x[4], entry[4] = {low, low, low, low};
     size_t i = 0;
-    for (int g = 0; g < 4; g++) x[g] = _mm256_loadu_si256((const __m256i *)(state + 8 * g));
-    for (; i + LANES <= n && end - at >= 2 * LANES + 16; i += LANES) {
-        for (int g = 0; g < 4; g++) {
+    for (int g = 0; g < groups; g++) x[g] = _mm256_loadu_si256((const __m256i *)(state + 8 * g));
+    for (; i + LANES <= n && end - at >= 2 * LANES + 16; i += lanes) {
+        for (int g = 0; g < groups; g++) {
             entry[g] = _mm256_i32gather_epi32((const int *)slot, _mm256_and_si256(x[g], mask), 4);
             const __m256i freq = _mm256_and_si256(_mm256_srli_epi32(entry[g], 12), field);
             x[g] = _mm256_mullo_epi32(freq, _mm256_srl_epi32(x[g], shift));
             x[g] = _mm256_add_epi32(x[g], _mm256_and_si256(entry[g], field));
         }
-        for (int g = 0; g < 4; g++) {
+        for (int g = 0; g < groups; g++) {
             const __m256i empty = _mm256_cmpgt_epi32(low, x[g]);
-            const unsigned which = (unsigned)_mm256_movemask_ps(_mm256_castsi256_ps(empty));
+            const unsigned all = (unsigned)_mm256_movemask_ps(_mm256_castsi256_ps(empty));
+            const unsigned which = all & there >> 8 * g & 255;
             const __m256i next = _mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i *)at));
             const __m256i own = _mm256_cvtepu8_epi32(_mm_loadl_epi64((const __m128i *)rank[which]));
             const __m256i word = _mm256_permutevar8x32_epi32(next, own);
@@ -303,26 +306,36 @@ __attribute__((target("avx2"))) static size_t together(const uint32_t *slot, siz
             x[g] = _mm256_blendv_epi8(x[g], longer, empty);
             at += 2 * __builtin_popcount(which);
         }
-        for (int g = 0; g < 4; g++) entry[g] = _mm256_srli_epi32(entry[g], 24);
+        for (int g = 0; g < groups; g++) entry[g] = _mm256_srli_epi32(entry[g], 24);
         const __m256i halves = _mm256_packus_epi16(_mm256_packus_epi32(entry[0], entry[1]),
                                                    _mm256_packus_epi32(entry[2], entry[3]));
         _mm256_storeu_si256((__m256i *)(out + i), _mm256_permutevar8x32_epi32(halves, order));
     }
-    for (int g = 0; g < 4; g++) _mm256_storeu_si256((__m256i *)(state + 8 * g), x[g]);
+    for (int g = 0; g < groups; g++) _mm256_storeu_si256((__m256i *)(state + 8 * g), x[g]);
     *from = at;
     return i;
 }
+
+__attribute__((target("avx2"))) static size_t together(const uint32_t *slot, size_t n, size_t lanes, unsigned bits,
+                                                       uint32_t *state, const uint8_t **from, const uint8_t *end,
+                                                       uint8_t *out)
+{
+    if (lanes <= 8) return grouped(slot, n, lanes, 1, bits, state, from, end, out);
+    if (lanes <= 16) return grouped(slot, n, lanes, 2, bits, state, from, end, out);
+    return lanes < LANES ? grouped(slot, n, lanes, 4, bits, state, from, end, out)
+                         : grouped(slot, n, LANES, 4, bits, state, from, end, out);
+}
 #endif
 
-/* Decode a stream of 32 lanes; returns its end, or null where a word is missing. */
-static const uint8_t *broad(const uint32_t *slot, size_t n, unsigned bits, uint32_t *state, const uint8_t *at,
-                            const uint8_t *end, uint8_t *out)
+/* Decode a stream; returns its end, or null where a word is missing. */
+static const uint8_t *broad(const uint32_t *slot, size_t n, size_t lanes, unsigned bits, uint32_t *state,
+                            const uint8_t *at, const uint8_t *end, uint8_t *out)
 {
     size_t done = 0;
 #if defined(__x86_64__)
-    if (__builtin_cpu_supports("avx2")) done = together(slot, n, bits, state, &at, end, out);
+    if (lanes > 3 && __builtin_cpu_supports("avx2")) done = together(slot, n, lanes, bits, state, &at, end, out);
 #endif
-    return decoded(slot, n - done, LANES, bits, state, at, end, out + done);
+    return decoded(slot, n - done, lanes, bits, state, at, end, out + done);
 }
 
 /* Decode a stream of n symbols that lies between at and end; returns whether it is one. */
@@ -336,8 +349,8 @@ static int unstream(const uint32_t *slot, size_t n, size_t lane, unsigned bits, 
     for (size_t l = 0; l < lanes; l++)
         if (state[l] < LOW || state[l] >> 31) return 0;
     at += 4 * lanes;
-    at = lanes == LANES ? broad(slot, n, bits, state, at, end, out)
-                        : decoded(slot, n, lanes, bits, state, at, end, out);
+    for (size_t l = lanes; l < LANES; l++) state[l] = LOW;
+    at = broad(slot, n, lanes, bits, state, at, end, out);
     for (size_t l = 0; l < lanes; l++)
         if (state[l] != LOW) return 0;
     return at == end;
