@@ -31,7 +31,7 @@ from thinwire.codecs import (
     roundtrip,
 )
 from thinwire.codecs.codec import decode_against, roundtrip_against
-from thinwire.codecs.kernels import triton_calls
+from thinwire.codecs.kernels import rankone_calls, triton_calls
 from thinwire.types import InputError, Payload, PayloadError
 
 pytest.importorskip("triton")
@@ -122,6 +122,18 @@ def test_tiles_decode_to_the_bits_of_a_cpu(dtype: torch.dtype) -> None:
         assert equal(codec.decode(Payload(own.spec, tuple(p.cpu() for p in own.parts))), values)
     error, usual = ((v.cpu() - x).float().square().sum() for v in (values, expected))
     assert error < 1.01 * usual
+
+
+@kernels
+def test_a_wrong_guess_of_the_largest_magnitude_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(rankone_calls, "_FEW", 1)
+    monkeypatch.setattr(rankone_calls, "SIZE", 16)  # so the first 256 values of a matrix are looked at
+    x = tensor((1, 8, 48))
+    x[0, -1, -1] = 500.0
+    with triton_calls.without():
+        expected = RankOne().encode(x)
+    found = RankOne().encode(x.to(DEVICE))
+    assert all(equal(a, b) for a, b in zip(found.parts, expected.parts, strict=True))
 
 
 @kernels

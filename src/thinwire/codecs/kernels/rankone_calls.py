@@ -16,6 +16,9 @@ SIZE = 512  # values of a plane that a program works on
 _TALL, _WIDE, _LAPS = 32, 128, 8  # of a matrix, of which a program adds up magnitudes
 
 
+_FEW = 1 << 18  # values of a matrix, all of which are looked at for its largest magnitude
+
+
 class Levels(NamedTuple):
     """Levels of a code, and bounds of scales."""
 
@@ -32,24 +35,19 @@ def _sums(x: Tensor, held: Tensor, shape: tuple[int, int, int], against: bool) -
     from thinwire.codecs.kernels.fused import levelling
 
     count, rows, width = shape
-    lead = -(-(1 + count) // 2)
-    room = torch.zeros(lead + count * (1 + rows + width), dtype=torch.int64, device=x.device)
+    lead = -(-(1 + 2 * count) // 2)
+    room = torch.zeros(lead + 2 * count * (1 + rows + width), dtype=torch.int64, device=x.device)
     flags, sums = room[:lead].view(torch.int32), room[lead:]
     per, size = rows * width, 2 * SIZE
+    stride = 1 if per < _FEW else 16
     laps = min(_LAPS, -(-per // size))
-    programs = -(-per // (size * laps)), count
-    triton_calls.launch(
-        levelling.peaks_of_matrices, programs, (x, held, flags), (per,), (size, laps, against)
-    )
+    programs, how = (-(-per // (size * laps * stride)), count), (size, laps, stride, against)
+    triton_calls.launch(levelling.peaks_of_matrices, programs, (x, held, flags), (per,), how)
     laps = min(_LAPS, -(-rows // _TALL))
     tiles = -(-rows // (_TALL * laps)), -(-width // _WIDE), count
-    triton_calls.launch(
-        levelling.sums_of_matrices,
-        tiles,
-        (x, held, flags, sums),
-        (count, rows),
-        (width, _TALL, _WIDE, laps, against),
-    )
+    for again in (False, True)[: 1 if stride == 1 else 2]:
+        tensors, tile = (x, held, flags, sums), (width, _TALL, _WIDE, laps, again, against)
+        triton_calls.launch(levelling.sums_of_matrices, tiles, tensors, (count, rows), tile)
     return flags, sums
 
 

@@ -1,7 +1,9 @@
 """Kernels of ``RankOne``: sums of magnitudes in whole numbers, scales of rows and columns, levels.
 
-``flags``, int32, zeros at first: 1 where something is wrong; then each matrix's largest magnitude, as bits.
-``sums``, int64, zeros at first: that of each matrix, those of all rows, those of all columns.
+``flags``, int32, zeros at first: 1 where something is wrong; then each matrix's largest magnitude among some
+of its values, as bits; then that among all. ``sums``, int64, zeros at first: that of each matrix, those of
+all rows, those of all columns, in units that follow from the former magnitude; then all of them again, in
+units that follow from the latter, for matrices where these are others.
 """
 
 from __future__ import annotations
@@ -21,13 +23,14 @@ def peaks_of_matrices(
     per: tl.tensor,
     size: tl.constexpr,
     laps: tl.constexpr,
+    stride: tl.constexpr,
     against: tl.constexpr,
 ) -> None:
-    """Raise each matrix's peak to the magnitudes of ``laps`` times ``size`` of its ``per`` values."""
+    """Raise each matrix's peak to one in ``stride`` of its ``per`` values, ``laps`` times ``size``."""
     matrix = tl.program_id(1)
     peak = tl.zeros([size], tl.int32)
     for lap in tl.static_range(laps):
-        i = (tl.program_id(0) * laps + lap) * size + tl.arange(0, size)
+        i = (tl.program_id(0) * laps * stride + lap) * size + tl.arange(0, size)
         y, _ = residual_of(x, reference, matrix * per + i, i < per, against)
         peak = tl.maximum(peak, size_bits(y))
     tl.atomic_max(flags + 1 + matrix, tl.max(peak))
@@ -45,26 +48,45 @@ def sums_of_matrices(
     tall: tl.constexpr,
     wide: tl.constexpr,
     laps: tl.constexpr,
+    again: tl.constexpr,
     against: tl.constexpr,
 ) -> None:
-    """Add up magnitudes of ``laps`` times ``tall`` rows, as far as they reach 2**-20 of the largest."""
+    """Add up magnitudes of ``laps`` times ``tall`` rows, as far as they reach 2**-20 of the largest.
+
+    That one is guessed, and found out on the way; so where the guess was wrong, this is done ``again``.
+    """
     matrix = tl.program_id(2)
     column = tl.program_id(1) * wide + tl.arange(0, wide)
-    exponent = tl.maximum(tl.load(flags + 1 + matrix) >> 23, 27)
+    exponent = exponent_of(flags + 1 + matrix)
+    wanted = rows
+    if again:
+        sums += matrices * (1 + rows + width)
+        wanted = tl.where(exponent == exponent_of(flags + 1 + matrices + matrix), 0, rows)
+        exponent = exponent_of(flags + 1 + matrices + matrix)
     unit = ((274 - exponent) << 23).to(tl.float32, bitcast=True)
     by_row = sums + matrices + matrix * rows
     by_column = sums + matrices * (1 + rows) + matrix * width
     down = tl.zeros([wide], tl.int32)
+    peak = tl.zeros([wide], tl.int32)
     for lap in tl.static_range(laps):
         row = (tl.program_id(0) * laps + lap) * tall + tl.arange(0, tall)
-        inside = (row < rows)[:, None] & (column < width)[None, :]
+        inside = (row < wanted)[:, None] & (column < width)[None, :]
         at = (matrix * rows + row)[:, None] * width + column[None, :]
         y, _ = residual_of(x, reference, at, inside, against)
         numbers = (tl.abs(y) * unit).to(tl.int32)
         down += tl.sum(numbers, 0)
-        tl.atomic_add(by_row + row, tl.sum(numbers, 1).to(tl.int64), mask=row < rows)
+        peak = tl.maximum(peak, tl.max(size_bits(y), 0))
+        tl.atomic_add(by_row + row, tl.sum(numbers, 1).to(tl.int64), mask=row < wanted)
     tl.atomic_add(by_column + column, down.to(tl.int64), mask=column < width)
     tl.atomic_add(sums + matrix, tl.sum(down.to(tl.int64)))
+    if not again:
+        tl.atomic_max(flags + 1 + matrices + matrix, tl.max(peak))
+
+
+@triton.jit
+def exponent_of(peak: tl.tensor) -> tl.tensor:
+    """Return the biased exponent of magnitudes: below 2**-100 they count for nothing."""
+    return tl.maximum(tl.load(peak) >> 23, 27)
 
 
 @triton.jit
@@ -86,10 +108,13 @@ def scales_of_matrices(
     of_row = i < matrices * rows
     inside = i < matrices * (rows + width)
     matrix = tl.where(of_row, i // rows, (i - matrices * rows) // width)
-    peak = tl.load(flags + 1 + matrix, mask=inside, other=0)
-    number = tl.load(sums + matrices + i, mask=inside, other=0).to(tl.float64)
-    total = tl.maximum(tl.load(sums + matrix, mask=inside, other=1), 1).to(tl.float64)
-    unit = ((tl.maximum(peak >> 23, 27) - 20) << 23).to(tl.float32, bitcast=True).to(tl.float64)
+    guess = tl.maximum(tl.load(flags + 1 + matrix, mask=inside, other=0) >> 23, 27)
+    peak = tl.load(flags + 1 + matrices + matrix, mask=inside, other=0)
+    exponent = tl.maximum(peak >> 23, 27)
+    again = tl.where(exponent == guess, 0, matrices * (1 + rows + width))
+    number = tl.load(sums + again + matrices + i, mask=inside, other=0).to(tl.float64)
+    total = tl.maximum(tl.load(sums + again + matrix, mask=inside, other=1), 1).to(tl.float64)
+    unit = ((exponent - 20) << 23).to(tl.float32, bitcast=True).to(tl.float64)
     row = ((number / width) * unit).to(tl.float32)
     column = (number * width / total).to(tl.float32)
     row = tl.minimum(tl.maximum(row, least_row), most_row)
