@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -188,6 +188,24 @@ def unpack(
     Errors: ``PayloadError`` for anything else than the whole of one valid packet, and for a packet whose
     tensor would take more than ``max_nbytes``; nothing is allocated beyond the size of ``data``.
     """
+    return unpack_all([data], max_nbytes, device, summed)[0]
+
+
+def unpack_all(
+    data: Sequence[Data],
+    max_nbytes: int = MAX_NBYTES,
+    device: torch.device | str = "cpu",
+    summed: bool = True,
+) -> list[Packet]:
+    """Return the packet in each of ``data``, the parts of all on ``device`` in one copy; as ``unpack``."""
+    opened = [_open(one, max_nbytes, summed) for one in data]
+    layout = [form for one in opened for _, own in one.heads for form in own]
+    parts = iter(staging.put_together([piece for one in opened for piece in one.pieces], layout, device))
+    return [_packet(one, parts) for one in opened]
+
+
+def _open(data: Data, max_nbytes: int, summed: bool) -> _Opened:
+    """Read all of a packet but its parts."""
     reader = _PacketCursor(data)
     magic, version, flags, crc = reader.unpack(HEAD)
     if magic != MAGIC:
@@ -197,22 +215,26 @@ def unpack(
     if not flags and crc32(reader.data[HEAD.size :]) != crc:
         raise PayloadError("a packet's checksum does not match: it was damaged")
     front = _read_front(reader)
-    spec, n, sections = front.spec, front.spec.shape[0], front.sections
+    n, sections = front.spec.shape[0], front.sections
     if front.nbytes > max_nbytes:
         raise PayloadError(f"a packet for {front.nbytes} bytes is over the limit of {max_nbytes}")
     entries, rows = Entries.unpack(reader.take(n * ENTRY.itemsize), sections)
     heads = [_section_head(reader) for _ in range(sections)]
-    layout = [form for _, own in heads for form in own]
-    pieces = [reader.take(length * dtype.itemsize) for dtype, length in layout]
+    pieces = [reader.take(length * dtype.itemsize) for _, own in heads for dtype, length in own]
     if left := len(reader.data) - reader.at:
         raise PayloadError(f"{left} bytes too many behind a packet")
-    parts = iter(staging.put_together(pieces, layout, device))
-    found = []
-    for (head, own), k in zip(heads, rows, strict=True):
+    return _Opened(front, entries, rows, heads, pieces)
+
+
+def _packet(opened: _Opened, parts: Iterator[Tensor]) -> Packet:
+    """Return a packet that has the next of ``parts``."""
+    front, found = opened.front, []
+    spec, n = front.spec, front.spec.shape[0]
+    for (head, own), k in zip(opened.heads, opened.rows, strict=True):
         own_spec = spec if k == n else TensorSpec((k, *spec.shape[1:]), spec.dtype)
         payload = Payload(own_spec, tuple([next(parts) for _ in own]))
         found.append(Section(head.mode, head.codec, payload))
-    return Packet(spec, front.memory, front.references, entries, tuple(found))
+    return Packet(spec, front.memory, front.references, opened.entries, tuple(found))
 
 
 class Front(NamedTuple):
@@ -270,6 +292,16 @@ class SectionHead(NamedTuple):
     mode: Mode
     codec: str
     parts: int
+
+
+class _Opened(NamedTuple):
+    """A packet whose parts are still the bytes that they came as."""
+
+    front: Front
+    entries: Entries
+    rows: list[int]  # of each section
+    heads: list[tuple[SectionHead, list[tuple[torch.dtype, int]]]]
+    pieces: list[memoryview]
 
 
 def _section_head(reader: _PacketCursor) -> tuple[SectionHead, list[tuple[torch.dtype, int]]]:

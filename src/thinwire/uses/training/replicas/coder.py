@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
@@ -16,10 +16,10 @@ from thinwire.channels.channel import Scheme
 from thinwire.channels.entries import Entries
 from thinwire.channels.memory import NoMemory, parse_memory
 from thinwire.codecs import Codec, InTurn, parse_codec, roundtrip, tuned
-from thinwire.staging import Staged, put_together, to_host
+from thinwire.codecs.codec import decoded
+from thinwire.staging import Staged, to_host
 from thinwire.types import (
     WRONG_VALUES,
-    InputError,
     MissingExtra,
     Mode,
     Packet,
@@ -35,7 +35,6 @@ from thinwire.verdicts import Verdicts, deferred
 
 BLOCK = 1 << 22  # values of a packet: what coding holds in memory beside all values is a few times as much
 STAGED = 3 << 26  # bytes that cross between device and host in one copy; of more, several are made
-Sent = tuple[int, slice, Section]  # by which rank, which segments, and what
 Found = tuple[int, Verdicts]  # about a packet of which rank, and what
 
 
@@ -111,14 +110,20 @@ class Coder:
 
     def mean_and_own(self, packets: Mapping[int, Packets], own: int | None) -> tuple[Tensor, Tensor]:
         """Return the mean [n, N], and what the rank ``own`` sent; without one, zeros or the mean."""
+        for rank in packets:
+            wrong = f"rank {rank} sent {len(packets[rank])} packets, not {len(self._blocks)}"
+            require(len(packets[rank]) == len(self._blocks), PayloadError, wrong)
         span, found = Span(self._device), list[Found]()
         total = torch.zeros(self._shape, device=self._device)
         alone = torch.zeros_like(total) if own is not None else total
-        for batch in _batches(self._sections(packets)):
-            for rank, rows, values, verdicts in self._decoded(batch):
-                total[rows].add_(values)
+        most = TensorSpec((len(self._entries[0]), self._shape[1])).nbytes
+        for batch in _batches(packets):
+            there = wire.unpack_all([packets[rank][k] for k, rank in batch], most, self._device)
+            for (k, rank), packet in zip(batch, there, strict=True):
+                values, verdicts = self._decoded(rank, k, packet)
+                total[self._blocks[k]].add_(values)
                 if rank == own:
-                    alone[rows].add_(values)
+                    alone[self._blocks[k]].add_(values)
                 found.append((rank, verdicts))
         divided(total, len(packets))
         span.end()
@@ -128,40 +133,17 @@ class Coder:
             self._count_decoding()
         return total, alone
 
-    def _sections(self, packets: Mapping[int, Packets]) -> Iterator[Sent]:
-        """Yield what came, by segments and then by rank: the order of a sum decides its last bits."""
-        for rank in sorted(packets):
-            wrong = f"rank {rank} sent {len(packets[rank])} packets, not {len(self._blocks)}"
-            require(len(packets[rank]) == len(self._blocks), PayloadError, wrong)
-        for k, rows in enumerate(self._blocks):
-            for rank in sorted(packets):
-                yield rank, rows, self._section(rank, k, packets[rank][k])
-
-    def _section(self, rank: int, k: int, data: bytes | memoryview) -> Section:
-        shape = (len(self._entries[k]), self._shape[1])
-        packet = wire.unpack(data, max_nbytes=TensorSpec(shape).nbytes)
+    def _decoded(self, rank: int, k: int, packet: Packet) -> tuple[Tensor, Verdicts]:
+        """Return the values of one packet, and what the device finds about them."""
         keys = self._entries[k].keys
         wrong = f"rank {rank} sent other segments than {keys[0]} to {keys[-1]}"
-        fits = packet.spec.shape == shape and Entries.of(packet.entries).keys == keys
+        fits = packet.spec.shape == (len(keys), self._shape[1]) and Entries.of(packet.entries).keys == keys
         require(fits and len(packet.sections) == 1, PayloadError, wrong)
         wrong = f"rank {rank} sent a packet under {packet.memory[:40]}, which would leave state"
         require(not parse_memory(packet.memory).mirrored, PayloadError, wrong)
-        return packet.sections[0]
-
-    def _decoded(self, batch: Sequence[Sent]) -> Iterator[tuple[int, slice, Tensor, Verdicts]]:
-        """Yield rank, segments and values of what came, on the device, and what that finds about it."""
-        parts = [p for _, _, section in batch for p in section.payload.parts]
-        if self._device.type != "cpu":
-            layout = [(p.dtype, p.numel()) for p in parts]
-            parts = put_together([p.view(torch.uint8).numpy().data for p in parts], layout, self._device)
-        there = iter(parts)
-        for rank, rows, section in batch:
-            payload = Payload(section.payload.spec, tuple(islice(there, len(section.payload.parts))))
-            with deferred() as verdicts, _named(rank):
-                values = parse_codec(section.codec).decode(payload)
-                wrong = f"{tuple(values.shape)} instead of {payload.spec.shape}"
-                require(tuple(values.shape) == payload.spec.shape, InputError, wrong)
-            yield rank, rows, values, verdicts
+        section = packet.sections[0]
+        with deferred() as verdicts, _named(rank):
+            return decoded(parse_codec(section.codec), section.payload), verdicts
 
     def _count_decoding(self) -> None:
         self._tally.decode_s += sum(span.seconds() for span in self._decoding)
@@ -298,16 +280,20 @@ class Span:
         return event
 
 
-def _batches(sent: Iterable[Sent]) -> Iterator[list[Sent]]:
-    """Yield what came in batches that cross in one copy each."""
-    batch: list[Sent] = []
+def _batches(packets: Mapping[int, Packets]) -> Iterator[list[tuple[int, int]]]:
+    """Yield numbers and ranks of packets, in batches that cross in one copy each.
+
+    By number and then by rank: the order of a sum decides its last bits.
+    """
+    batch: list[tuple[int, int]] = []
     nbytes = 0
-    for one in sent:
-        batch.append(one)
-        nbytes += one[2].payload.nbytes
-        if nbytes >= STAGED:
-            yield batch
-            batch, nbytes = [], 0
+    for k in range(max(map(len, packets.values()))):
+        for rank in sorted(packets):
+            batch.append((k, rank))
+            nbytes += len(packets[rank][k])
+            if nbytes >= STAGED:
+                yield batch
+                batch, nbytes = [], 0
     if batch:
         yield batch
 
