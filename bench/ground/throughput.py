@@ -197,7 +197,8 @@ def main() -> None:
                 for way in ways:
                     turns[way].append(_elsewhere(way, size, secure, args.source))
             for way in ways:
-                cells.append({"way": way, "size": name, "secure": secure} | best(turns[way]))
+                about = {"way": way, "size": name, "secure": secure, "turns": TURNS}
+                cells.append(about | best(turns[way]))
                 print(json.dumps(cells[-1]), flush=True)
     write_json(RESULTS / "throughput.json", {"machine": machine(), "cells": cells})
 
