@@ -48,7 +48,7 @@ def noise(n: int, mean: float) -> np.ndarray:
 
 
 @kernels
-@each("grid, mean", [(Grid(1), 2.0), (Grid(70, 2, 4), 3.0), (Grid(300, 1, 2), 1.2)])
+@each("grid, mean", [(Grid(1), 2.0), (Grid(70, 2, 4), 3.0), (Grid(300, 1, 2), 1.2), (Grid(129, 1, 4), 2.0)])
 def test_bytes_are_those_of_a_cpu(grid: Grid, mean: float) -> None:
     data = noise(grid.n * grid.planes, mean)
     body = lanes.encode(data, grid)

@@ -166,18 +166,19 @@ def encode(
     count = tl.zeros([ROWS], tl.int32)
     x = tl.full([ROWS, 32], 1 << 15, tl.int32)
     own = entries + segment * 256
-    # Symbols are read two steps ahead, and entries one: neither has to wait for a state.
+    # Symbols are read two steps ahead, and entries one: neither has to wait for a state. A shorter row of the
+    # program has nothing to code in the first steps.
     at = (steps - 1) * lanes[:, None] + lane
     there = (lane < lanes[:, None]) & (at < length[:, None]) & (at >= 0)
     ahead = tl.load(symbol_at[:, None] + at, mask=there, other=0).to(tl.int32)
     entry = tl.load(own + ahead, mask=there, other=0)
     later = at - lanes[:, None]
-    fits = (lane < lanes[:, None]) & (later >= 0)
+    fits = (lane < lanes[:, None]) & (later >= 0) & (later < length[:, None])
     ahead = tl.load(symbol_at[:, None] + later, mask=fits, other=0).to(tl.int32)
     for _i in range(steps):
         coming = tl.load(own + ahead, mask=fits, other=0)
         after = later - lanes[:, None]
-        next_fits = (lane < lanes[:, None]) & (after >= 0)
+        next_fits = (lane < lanes[:, None]) & (after >= 0) & (after < length[:, None])
         ahead = tl.load(symbol_at[:, None] + after, mask=next_fits, other=0).to(tl.int32)
         freq, start = tl.maximum(entry >> 12, 1), entry & 4095
         full = there & (x >= freq << (31 - bits))
