@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+import statistics
 import time
 from typing import Any
 
@@ -22,7 +24,7 @@ RECIPES = {
     "small": ("compact", "compact-pipe", "lowrank", "compact:bits=2", "displaced", "fp16"),
     "full": ("compact", "compact-pipe"),
 }
-STEPS = 8
+STEPS, LAST = 8, 4  # the first steps send whole values
 
 
 def measure(device: torch.device, smoke: bool, size: str) -> None:
@@ -70,11 +72,14 @@ class _Painter:
         """Return the latents, and the seconds that they took."""
         wait(self.device)
         start = time.perf_counter()
+        ticks = [start]
         made = self.pipe(
             **self.prompt, height=self.side, width=self.side, num_inference_steps=STEPS, output_type="latent",
+            callback_on_step_end=lambda _pipe, _step, _time, kept: ticks.append(time.perf_counter()) or kept,
             generator=torch.Generator().manual_seed(0),
         ).images  # fmt: skip
         wait(self.device)
+        self.steps = [b - a for a, b in itertools.pairwise(ticks)]
         return made.float().cpu(), time.perf_counter() - start
 
 
@@ -88,13 +93,13 @@ def _together(
             dist.barrier()
             before = parallel.tally.nbytes
             made, seconds = paint()
-            nbytes = parallel.tally.nbytes - before
+            nbytes, late = parallel.tally.nbytes - before, statistics.median(paint.steps[-LAST:])
         if alone is not None:
             error = (made - alone).pow(2).mean()
             ratio = float(10 * torch.log10(alone.abs().max() ** 2 / error))
             row(
-                blocks=blocks, recipe=recipe, step_ms=round(seconds / STEPS * 1e3, 1),
-                step_nbytes=round(nbytes / STEPS), latents_db=round(ratio, 1),
+                blocks=blocks, recipe=recipe, steps=STEPS, step_ms=round(seconds / STEPS * 1e3, 1),
+                last_ms=round(1e3 * late, 1), step_nbytes=round(nbytes / STEPS), latents_db=round(ratio, 1),
             )  # fmt: skip
         dist.barrier()
     finally:

@@ -15,6 +15,13 @@ def _rows(found: Any, part: str, *, before: bool = False) -> list[Row]:
     return list(rows)
 
 
+def _listed(found: Any, part: str, *names: str) -> list[Row]:
+    """Return the rows of a part, and by name alone those of before that were not measured again."""
+    now = _rows(found, part)
+    then = ({n: r[n] for n in names} for r in _rows(found, part, before=True))
+    return [*now, *(r for r in then if _matched(now, r, *names) is None)]
+
+
 def _matched(rows: Iterable[Row], like: Row, *names: str) -> Row | None:
     return next((r for r in rows if all(r.get(n) == like.get(n) for n in names)), None)
 
@@ -46,7 +53,7 @@ def kernels(found: Any) -> str:
             [
                 f"`{r['codec']}`",
                 "×".join(map(str, r["shape"])),
-                *(_said(old, f"{way}_gb_s", "{:,.3g}".format) for way in ("encode", "decode")),
+                *(_said(old, f"{way}_gb_s", "{:,.4g}".format) for way in ("encode", "decode")),
                 *(_said(r, f"{way}_gb_s", fast) for way in ("encode", "decode", "against")),
                 _said(r, "against_share", "{:.1%}".format),
                 _said(r, "bits", "{:.2f}".format),
@@ -59,24 +66,28 @@ def kernels(found: Any) -> str:
 def pictures(found: Any) -> str:
     """Return the milliseconds of a step for both sizes of the transformer."""
     then, rows = _rows(found, "pictures", before=True), []
-    for r in _rows(found, "pictures") + _rows(found, "pictures_full"):
+    for r in _listed(found, "pictures", "blocks", "recipe") + _rows(found, "pictures_full"):
         rows.append(
             [
                 f"{r['blocks'][0]} + {r['blocks'][1]}",
                 f"`{r['recipe']}`" if "alone" not in r["recipe"] else r["recipe"],
                 _said(_matched(then, r, "blocks", "recipe"), "step_ms", "{:,.0f} ms".format),
                 _said(r, "step_ms", "{:,.1f} ms".format),
+                _said(r, "last_ms", "{:,.1f} ms".format),
                 _said(r, "step_nbytes", lambda n: f"{n / 1e6:,.2f} MB"),
                 _said(r, "latents_db", "{:.1f} dB".format),
             ]
         )
-    return table(["blocks", "recipe", "a step before", "a step", "sent a step", "PSNR of latents"], rows)
+    return table(
+        ["blocks", "recipe", "a step before", "a step", "the last four", "sent a step", "PSNR of latents"],
+        rows,
+    )
 
 
 def replicas(found: Any) -> str:
     """Return a step behind the hook, and what coding takes of it."""
     then, rows = _rows(found, "replicas", before=True), []
-    now = _rows(found, "replicas")
+    now = _listed(found, "replicas", "recipe")
     gloo = next((r["step_s"] for r in now if r["recipe"] == "gloo" and "step_s" in r), None)
     for r in now:
         rows.append(
@@ -107,8 +118,8 @@ def _version(r: Row) -> list[str]:
 
 def stages(found: Any) -> str:
     """Return tokens a second over each link, against raw bf16 and fp32."""
-    then, now = (_rows(found, "stages", before=before) for before in (True, False))
-    now = now + _rows(found, "stages_xl")
+    then = _rows(found, "stages", before=True)
+    now = _listed(found, "stages", "model", "link", "recipe") + _rows(found, "stages_xl")
     rows = []
     for r in now:
         raw = [_matched(now, {**r, "recipe": way}, "model", "link", "recipe") for way in ("bf16", "fp32")]
@@ -136,7 +147,7 @@ def stages(found: Any) -> str:
 def links(found: Any) -> str:
     """Return GB/s by size of message."""
     then, rows = _rows(found, "links", before=True), []
-    for r in _rows(found, "links"):
+    for r in _listed(found, "links", "message_bytes"):
         rows.append(
             [
                 f"{r['message_bytes'] / 1e6:,.2f} MB",
@@ -149,7 +160,11 @@ def links(found: Any) -> str:
 
 
 def _measured(draw: Draw, part: str) -> Draw:
-    return lambda found: draw(found) if _rows(found, part) else "*This is not measured yet.*"
+    return lambda found: (
+        draw(found)
+        if _rows(found, part) or _rows(found, part, before=True)
+        else "*This is not measured yet.*"
+    )
 
 
 TABLES: dict[str, Draw] = {
