@@ -166,8 +166,7 @@ def encode(
     count = tl.zeros([ROWS], tl.int32)
     x = tl.full([ROWS, 32], 1 << 15, tl.int32)
     own = entries + segment * 256
-    # Symbols are read two steps ahead, and entries one: neither has to wait for a state. A shorter row of the
-    # program has nothing to code in the first steps.
+    # Symbols are read two steps ahead, and entries one. A shorter row has nothing in the first steps.
     at = (steps - 1) * lanes[:, None] + lane
     there = (lane < lanes[:, None]) & (at < length[:, None]) & (at >= 0)
     ahead = tl.load(symbol_at[:, None] + at, mask=there, other=0).to(tl.int32)
