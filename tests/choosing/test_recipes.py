@@ -38,17 +38,17 @@ BITS = {
     # 4.25 with one-byte scales, the means' 16 bits a channel, and 1 position of 64 at 8.5 bits.
     # Later activations cost what little a walk of 0.05 changed; as deltas, gradients without anything in
     # common cost half a bit more than direct ones, as their difference has twice the energy.
-    "thinwire": ((3.0 * 63 / 64 + CHANNEL + 8.5 / 64, 0.5), (2.5, 2.5)),
-    "thinwire:dither=0,bw=3.4": ((3.0 * 63 / 64 + CHANNEL + 8.5 / 64, 0.5), (3.4, 3.4)),
-    "thinwire:gdelta=1,dither=0": ((3.0 * 63 / 64 + CHANNEL + 8.5 / 64, 0.5), (2.4, 2.9)),
-    "thinwire:gdelta=1,bw=1.4": ((3.0 * 63 / 64 + CHANNEL + 8.5 / 64, 0.5), (1.7, 2.2)),
+    "thinwire": ((3.0 * 63 / 64 + CHANNEL + 8.5 / 64, 0.42), (2.5, 2.5)),
+    "thinwire:dither=0,bw=3.4": ((3.0 * 63 / 64 + CHANNEL + 8.5 / 64, 0.42), (3.4, 3.4)),
+    "thinwire:gdelta=1,dither=0": ((3.0 * 63 / 64 + CHANNEL + 8.5 / 64, 0.42), (2.4, 2.9)),
+    "thinwire:gdelta=1,bw=1.4": ((3.0 * 63 / 64 + CHANNEL + 8.5 / 64, 0.42), (1.7, 2.2)),
     "thinwire:memory=none": ((3.0 * 63 / 64 + CHANNEL + 8.5 / 64,) * 2, (2.5, 2.5)),
     "thinwire-groups:entropy=0": ((4.25 * 63 / 64 + CHANNEL + 8.5 / 64, 2.25), (3.25, 3.25)),
     "thinwire-groups:entropy=0,sink=0,mean=0,scales=bfloat16,gdelta=1,bw=4": ((4.5, 2.5), (4.5, 4.5)),
     "thinwire-groups:entropy=0,first=8,fw=4,bw=2,group=64,refs=float32": ((8.25, 4.125), (2.125, 2.125)),
     # Its floor; what the policy makes of it is in test_policies.py.
-    "auto": ((1.95 * 63 / 64 + CHANNEL + 8.5 / 64, 0.35), (2.1, 2.1)),
-    "auto:memory=none": ((1.95 * 63 / 64 + CHANNEL + 8.5 / 64,) * 2, (2.1, 2.1)),
+    "auto": ((1.9 * 63 / 64 + CHANNEL + 8.5 / 64, 0.22), (2.1, 2.1)),
+    "auto:memory=none": ((1.9 * 63 / 64 + CHANNEL + 8.5 / 64,) * 2, (2.1, 2.1)),
 }
 
 

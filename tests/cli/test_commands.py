@@ -86,7 +86,7 @@ def test_every_option_reaches_the_configuration(
         "data": "x.txt", "text_field": "body", "prompt_field": "head", "bos": False, "seq": 64, "stages": 3,
         "cut": "1,1", "schedule": "gpipe", "microbatches": 2, "link": "10mbit,30ms", "steps": 7,
         "epochs": 2, "batch": 16, "lr": 0.001, "lr_schedule": "cosine", "warmup": 3, "weight_decay": 0.1,
-        "grad_clip": 0.5, "dropout": 0.25, "dtype": "fp32", "seed": 9, "eval_samples": 4, "eval_every": 5,
+        "grad_clip": 0.5, "dropout": 0.25, "dtype": "fp32", "device": "cpu", "seed": 9, "eval_samples": 4, "eval_every": 5,
         "checkpoint_every": 6, "resume": True, "save_model": False, "save_dtype": "bf16", "save_every": 3,
         "auto_resume": True, "host": "127.0.0.2", "port": 5000, "advertise": "127.0.0.3",
         "token_file": str(tmp_path / "token"), "deadline": 30.0, "threads": 1,

@@ -7,8 +7,9 @@ from codec_examples import CODECS, DTYPES, SHAPES, tensor
 from each import each
 
 from thinwire.channels import wire
-from thinwire.channels.channel import Receiver, Scheme, Sender, checks
+from thinwire.channels.channel import Receiver, Scheme, Sender
 from thinwire.channels.memory import Delta, Memory, NoMemory
+from thinwire.channels.rows import checks
 from thinwire.codecs import Codec, Raw, Uniform, roundtrip
 
 
