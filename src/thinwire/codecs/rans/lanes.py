@@ -11,6 +11,7 @@ from thinwire.types import PayloadError, require
 
 Words = npt.NDArray[np.uint16]
 _LANES = np.arange(LANES)
+FEW = 64  # lanes in all up to which Python's own numbers take less time than numpy's steps [measured]
 
 
 def encode(symbols: Bytes, grid: Grid) -> bytes:
@@ -46,6 +47,14 @@ def _coded(symbols: Bytes, grid: Grid, streams: Ints, freq: Ints, bits: Ints) ->
     owner = grid.segment_of()[streams]
     start, shift = freq.cumsum(1) - freq, bits[owner, None]
     lanes = -(-length // grid.lane)
+    if lanes.sum() <= FEW:
+        cut = zip(begin.tolist(), length.tolist(), lanes.tolist(), owner.tolist(), strict=True)
+        return [
+            _coded_alone(
+                symbols[b : b + n].tobytes(), k, freq[own].tolist(), start[own].tolist(), int(bits[own])
+            )
+            for b, n, k, own in cut
+        ]
     words = np.zeros((len(streams), int(length.max()) + 2 * LANES), np.uint16)
     state, at = np.full((len(streams), LANES), LOW), np.full(len(streams), words.shape[1])
     rows = np.broadcast_to(np.arange(len(streams))[:, None], state.shape)
@@ -63,6 +72,18 @@ def _coded(symbols: Bytes, grid: Grid, streams: Ints, freq: Ints, bits: Ints) ->
         x = np.where(full, state >> 16, state)
         state = np.where(there, (x // f << shift) + s + x % f, state)
     return [_whole(*one) for one in zip(words, at.tolist(), state, lanes.tolist(), strict=True)]
+
+
+def _coded_alone(symbols: bytes, lanes: int, freq: list[int], start: list[int], bits: int) -> Words:
+    """Return the words of one stream."""
+    states, words = [LOW] * lanes, list[int]()
+    for i in range(len(symbols) - 1, -1, -1):
+        f, x = freq[symbols[i]], states[i % lanes]
+        if x >= f << (31 - bits):
+            words.append(x & 0xFFFF)
+            x >>= 16
+        states[i % lanes] = (x // f << bits) + start[symbols[i]] + x % f
+    return _whole(np.array(words[::-1], np.uint16), 0, np.array(states), lanes)
 
 
 def _whole(words: Words, at: int, state: Ints, lanes: int) -> Words:
@@ -114,6 +135,13 @@ def _decoded(
     end, lanes = at + 2 * words[streams], -(-length // grid.lane)
     require(bool((at + 4 * lanes <= end).all()), PayloadError, "a stream without the states of its lanes")
     symbols, start, shift = _slots(freq), freq.cumsum(1) - freq, bits[owner, None]
+    if lanes.sum() <= FEW:
+        for k, own in enumerate(owner.tolist()):
+            there = body[int(at[k]) : int(end[k])].view("<u2").tolist()
+            about = symbols[own].tobytes(), freq[own].tolist(), start[own].tolist(), int(bits[own])
+            found = _decoded_alone(there, int(lanes[k]), int(length[k]), *about)
+            out[int(begin[k]) : int(begin[k] + length[k])] = np.frombuffer(found, np.uint8)
+        return
     used = lanes[:, None] > _LANES
     states = at[:, None] + np.where(used, 4 * _LANES, 0)
     state = np.where(used, _word(body, states) | _word(body, states + 2) << 16, LOW)
@@ -133,6 +161,27 @@ def _decoded(
         at = at + 2 * empty.sum(1)
     done = bool((at == end).all() and (state == LOW).all())
     require(done, PayloadError, "a stream that no encoder writes")
+
+
+def _decoded_alone(
+    words: list[int], lanes: int, length: int, symbols: bytes, freq: list[int], start: list[int], bits: int
+) -> bytes:
+    """Return the symbols of one stream."""
+    states = [words[2 * k] | words[2 * k + 1] << 16 for k in range(lanes)]
+    rest, found, mask = iter(words[2 * lanes :]), bytearray(length), (1 << bits) - 1
+    for i in range(length):
+        x = states[i % lanes]
+        slot = x & mask
+        found[i] = symbol = symbols[slot]
+        x = freq[symbol] * (x >> bits) + slot - start[symbol]
+        if x < LOW:
+            if (word := next(rest, None)) is None:
+                raise PayloadError("a stream that no encoder writes")
+            x = x << 16 | word
+        states[i % lanes] = x
+    done = next(rest, None) is None and all(x == LOW for x in states)
+    require(done, PayloadError, "a stream that no encoder writes")
+    return bytes(found)
 
 
 def _word(body: Bytes, at: Ints) -> Ints:
