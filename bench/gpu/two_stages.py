@@ -13,10 +13,12 @@ from transformers import GPT2Config
 from bench.gpu.ranks import RANKS, failing_alone, row, two_ranks, wait
 from thinwire.links import LinkShape, connect_mesh
 from thinwire.runs.data.task import next_token_loss
+from thinwire.runs.machine.compute import Compute
 from thinwire.runs.models.model_source import ModelSource
 from thinwire.runs.models.split import build_stage
 from thinwire.uses.training.pipeline.compressed_stage import CompressedStage, ScheduleEager1F1B
 from thinwire.uses.training.pipeline.recipes import parse_recipe
+from thinwire.uses.training.run.stepper import Autocast
 
 OFF: dict[str, Any] = {"embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0}  # dropout undoes the deltas
 CONFIGS: dict[str, dict[str, Any]] = {
@@ -24,20 +26,6 @@ CONFIGS: dict[str, dict[str, Any]] = {
     "gpt2-xl": {"n_layer": 48, "n_embd": 1600, "n_head": 25, "n_positions": 1024},
     "tiny": {"n_layer": 2, "n_embd": 32, "n_head": 2, "n_positions": 16, "vocab_size": 96},
 }
-
-
-class Computed(nn.Module):
-    """A stage computed in ``dtype``, weights in float32; ``crossing``: the dtype of what it passes on."""
-
-    def __init__(self, stage: nn.Module, dtype: torch.dtype, crossing: torch.dtype | None) -> None:
-        super().__init__()
-        self.stage, self.dtype, self.crossing = stage, dtype, crossing
-
-    def forward(self, x: torch.Tensor) -> torch.Tensor:
-        """Return hidden states or logits."""
-        with torch.autocast(x.device.type, self.dtype, enabled=self.dtype != torch.float32):
-            out: torch.Tensor = self.stage(x.float() if x.is_floating_point() else x)
-        return out if self.crossing is None else out.to(self.crossing)
 
 
 # The raw ways take seconds a step over slow links, each step alike: behind another way's steps one is enough.
@@ -98,7 +86,7 @@ def _run(
     tokens = torch.empty(1, length, dtype=torch.int64, device="meta")
     logits = torch.empty(1, length, config.vocab_size, dtype=compute, device="meta")
     stage = CompressedStage(
-        Computed(module, compute, None if rank else crossing),
+        Autocast(module, Compute(device, compute, crossing), last=rank == 1),
         rank,
         RANKS,
         device,

@@ -7,17 +7,15 @@ for good.
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
 from importlib.util import find_spec
-from pathlib import Path
 
 import pytest
 import torch
 from codec_examples import tensor
 from each import each
+from interpreted import passes_in_the_interpreter
 from torch import Tensor
 
 from thinwire.codecs import (
@@ -157,8 +155,4 @@ def test_kernels_refuse_what_torch_refuses(codec: Codec) -> None:
 
 @pytest.mark.skipif(CARD or INTERPRETED, reason="it is tried here")
 def test_kernels_in_the_interpreter() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", __file__]
-    env = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    found = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200)
-    assert found.returncode == 0, found.stdout[-3000:] + found.stderr[-1000:]
-    assert "passed" in found.stdout and Path(__file__).name in found.stdout
+    passes_in_the_interpreter(__file__)

@@ -7,16 +7,14 @@ for good.
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 from collections.abc import Iterator
 from contextlib import nullcontext
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
 from each import each
+from interpreted import passes_in_the_interpreter
 
 from thinwire.codecs import Entropy, Uniform
 from thinwire.codecs.deadzone import DeadZone
@@ -93,8 +91,4 @@ def test_whole_messages_have_the_bytes_of_a_cpu(codec: Entropy) -> None:
 
 @pytest.mark.skipif(CARD or INTERPRETED, reason="it is tried here")
 def test_kernels_in_the_interpreter() -> None:
-    command = [sys.executable, "-m", "pytest", "-q", "-n0", "-p", "no:cacheprovider", __file__]
-    env = os.environ | {"TRITON_INTERPRET": "1", "OMP_NUM_THREADS": "1"}
-    found = subprocess.run(command, env=env, capture_output=True, text=True, timeout=200)
-    assert found.returncode == 0, found.stdout[-3000:] + found.stderr[-1000:]
-    assert "passed" in found.stdout and Path(__file__).name in found.stdout
+    passes_in_the_interpreter(__file__)
