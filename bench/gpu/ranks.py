@@ -17,6 +17,8 @@ import torch
 import torch.distributed as dist
 import torch.multiprocessing as mp
 
+from thinwire.runs.machine.compute import Compute
+
 MARK = "ROW "  # what a line begins with that is a row
 RANKS = 2
 PATIENCE = timedelta(seconds=80)  # a part has 90 seconds
@@ -29,8 +31,7 @@ def row(**fields: Any) -> None:
 
 def wait(device: torch.device) -> None:
     """Wait until the device has done what it was told."""
-    if device.type == "cuda":
-        torch.cuda.synchronize()
+    Compute(device).wait()
 
 
 def median_seconds(work: Callable[[], Any], device: torch.device, turns: int = 5, warm: int = 2) -> float:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from thinwire.runs.data.fashion import CLASSES
+from thinwire.runs.machine.compute import Compute
 from thinwire.staging import to_host
 from thinwire.types import InputError, require
 
@@ -208,8 +209,7 @@ def sample_batch(
                 toward = away + guidance * (toward - away)
             x = x + (then - now) * toward
         if on_step is not None:
-            if x.device.type == "cuda":  # what is not done yet would count as the next step's
-                torch.cuda.synchronize(x.device)
+            Compute(x.device).wait()  # what is not done yet would count as the next step's
             on_step(step)
     return to_host([x]).tensors()[0]
 
