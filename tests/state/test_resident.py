@@ -7,9 +7,11 @@ import warnings
 import pytest
 import states
 import torch
+from each import each
 from state_devices import DEVICES, on
 from torch import Tensor
 
+from thinwire.state.devices import resident
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
 from thinwire.types import InputError
@@ -96,3 +98,38 @@ def test_a_device_refuses_and_warns_as_the_cpu_does(
             assert history.publish({"w": torch.ones(3).to(place), "v": torch.zeros(90).to(place)}).number == 3
             told.append(said)
     assert told[0] == told[1] and len(told[0]) == 3
+
+
+@pytest.mark.parametrize("device", DEVICES)
+@each("name", ["_now", "_found", "settle"])
+def test_a_device_that_was_full_goes_on_with_the_same_versions(
+    name: str, device: torch.device, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tensors, calls = {n: x for n, x in state().items() if n in ("gaps", "half", "still")}, []
+    doing = getattr(resident.Resident, name)
+
+    def elsewhere() -> dict[str, Tensor]:
+        return {name: x.to(device) for name, x in tensors.items()}
+
+    def full(*args: object) -> object:
+        calls.append(name)
+        if len(calls) == 1:
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return doing(*args)
+
+    with on(device, monkeypatch):
+        here, there = (History(Layout.of(tensors, torch.bfloat16)) for _ in range(2))
+        for i in range(4):
+            change(tensors, 0.1, i)
+            here.publish(tensors, {}, 1.0)
+            if i != 2:
+                there.publish(elsewhere(), {}, 1.0)
+                continue
+            before = there.newest
+            with monkeypatch.context() as m, pytest.raises(torch.OutOfMemoryError):
+                m.setattr(resident.Resident, name, full)
+                there.publish(elsewhere(), {}, 1.0)
+            assert there.newest == before and before.hash == there._words.hash()
+            there.publish(elsewhere(), {}, 1.0)
+        assert there.newest == here.newest and there.newest.hash == there._words.hash()
+        assert there.patch(1).body == here.patch(1).body and there.patch().body == here.patch().body

@@ -201,6 +201,7 @@ def forget_ids(rank, world, port):
             lambda: stage.begin([1, 2, 3, -3], 2),
             lambda: stage.begin([1, 2, 2, 1], 2, upcoming=[0.5]),
             lambda: Toy(rank, world, "gpipe", {}, RECIPES["delta"]),
+            lambda: stage._send_all([SimpleNamespace(tensor=torch.tensor(1.0))], "forward", 0),
         ):
             try:
                 stage.has_backward = True
@@ -218,6 +219,7 @@ def test_missing_or_wrong_arguments_are_one_sentence():
     assert first[3].startswith("sample ids are numbers from 0 to 2**63 - 1, got -3 to 3")
     assert first[4].startswith("sample ids are whole numbers, got [0.5]")
     assert first[5].startswith("stage 0 needs rank 1, where stage 1 is, among its peers, which are []")
+    assert first[6].startswith("stage 0 passes a single number; let it pass a row for each sample")
 
 
 def close_twice(rank, world, port):

@@ -162,6 +162,10 @@ class CompressedStage(TorchStage):
             raise InputError(
                 f"stage {self.stage_index} passes {len(ops)} tensors; let it pass one, the hidden state"
             )
+        if any(not op.tensor.dim() for op in ops):
+            raise InputError(
+                f"stage {self.stage_index} passes a single number; let it pass a row for each sample"
+            )
 
     def _ids_of(self, mb: int, n: int) -> list[int]:
         # The first stage's ids are used once, so that a forgotten begin() cannot pass for the last step's.
