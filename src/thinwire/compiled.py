@@ -4,12 +4,19 @@ from __future__ import annotations
 
 import ctypes
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 HEADER = Path(__file__).with_name("passes.h")
+_KINDS: dict[str, Any] = {
+    "p": ctypes.c_void_p,
+    "n": ctypes.c_size_t,
+    "f": ctypes.c_float,
+    "i": ctypes.c_int32,
+    "u": ctypes.c_uint64,
+}
 
 
 class Passes(dict[str, Any]):
@@ -30,8 +37,11 @@ class Passes(dict[str, Any]):
             self.update(kept)
 
 
-def functions(folder: Path, names: Iterable[str]) -> Passes:
+def functions(folder: Path, names: Iterable[str] | Mapping[str, str]) -> Passes:
     """Return functions of the library ``_kernels.bin`` in a package's folder, by name; all of them or none.
+
+    A mapping says what each takes, a letter an argument: an address, a number of elements (``n``), a float,
+    an integer of 32 bits or one of 64 without a sign (``u``). Python's own numbers do then, which is quicker.
 
     There are none where no C compiler was when thinwire was installed, and none where the library was built
     from other sources than those of today, which ``tw_source`` tells, or where today's cannot be read. They
@@ -44,6 +54,8 @@ def functions(folder: Path, names: Iterable[str]) -> Passes:
         return Passes()
     for function in found.values():
         function.restype = ctypes.c_int64
+    for name, kinds in names.items() if isinstance(names, Mapping) else ():
+        found[name].argtypes = [_KINDS[kind] for kind in kinds]
     return found if _fits(found.pop("source")(), folder) else Passes()
 
 

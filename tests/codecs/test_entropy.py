@@ -174,7 +174,7 @@ def test_a_device_without_kernels_is_asked_once_for_all_parts() -> None:
 def test_few_codes_have_a_short_table() -> None:
     codes = torch.empty(3000).geometric_(0.7, generator=torch.Generator().manual_seed(0)).clamp(max=4) - 1
     symbols = tagged.Symbols.of_codes(codes.to(torch.uint8), 2)
-    asked = rans.Asked(symbols.symbols(), symbols.form, 3000), rans.Asked(symbols.data, rans.Form(), 3000)
+    asked = symbols.asked(), rans.Asked(symbols.data, rans.Form(), 3000, 0)
     few, many = rans.compress(asked)
     assert few is not None and many is not None and few.numel() < 0.95 * many.numel()
 

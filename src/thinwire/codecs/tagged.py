@@ -10,11 +10,8 @@ which the encoder does not compress either.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
 from typing import NamedTuple
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -51,13 +48,13 @@ _DTYPES = (
 _TAGS = {dtype: tag for tag, dtype in enumerate(_DTYPES)}
 
 
-@dataclass(frozen=True, eq=False)
-class Symbols:
+class Symbols(NamedTuple):
     """A part to compress: its bytes, and how they are range-coded."""
 
     part: Tensor  # what is stored if a frame is not shorter: packed, if it is ``codes``
     data: Tensor  # uint8 [nbytes]
     form: rans.Form
+    how: int
     tag: int
     codes: int | None = None  # bits of each
 
@@ -65,23 +62,26 @@ class Symbols:
     def of_codes(cls, codes: Tensor, bits: int) -> Symbols:
         """Return ``codes`` (uint8 [n], below 2**``bits``) in the aligned form; few of them one by one."""
         few = bits < 5 and codes.numel() <= rans.STREAM
-        return cls(codes, pack_aligned(codes, bits), _form(1, bits if few else 8), 0, bits)
+        form = rans.form_of(1, bits if few else 8)
+        return cls(codes, pack_aligned(codes, bits), form, rans.AS_IT_IS, 0, bits)
 
     @classmethod
     def of(cls, part: Tensor, planes: int = 1, bits: int = 8) -> Symbols:
         """Return a part of any dtype; bytes may be several planes, or aligned codes of ``bits``."""
-        data, size, dtype = part.contiguous().view(torch.uint8), part.element_size(), part.dtype
+        dtype, size = part.dtype, part.element_size()
         require(dtype in _TAGS, InputError, f"values of {dtype} cannot be entropy-coded; cast them")
-        few = bits < 8 and data.numel() * (8 // bits) <= rans.STREAM
+        data = part.contiguous() if dtype == torch.uint8 else part.contiguous().view(torch.uint8)
+        if bits < 8 and data.numel() * (8 // bits) <= rans.STREAM:
+            return cls(part, data, rans.form_of(1, bits), rans.PACKED, _TAGS[dtype])
         planes = size if size > 1 else planes if data.numel() % planes == 0 else 1
-        return cls(part, data, _form(1, bits) if few else _form(planes, 8), _TAGS[dtype])
+        how = size if size > 1 else rans.AS_IT_IS
+        return cls(part, data, rans.form_of(planes, 8), how, _TAGS[dtype])
 
-    def symbols(self) -> Tensor:
-        """Return what is range-coded, uint8 [n]."""
-        if self.form.bits < 8:
-            return self.part if self.codes else _digits(self.data, self.form.bits)
-        size = self.part.element_size()
-        return self.data if size == 1 else self.data.view(-1, size).T.reshape(-1)
+    def asked(self) -> rans.Asked:
+        """Return what is range-coded."""
+        one_by_one = self.codes is not None and self.form.bits < 8
+        data = self.part.contiguous() if one_by_one else self.data
+        return rans.Asked(data, self.form, self.room, _COMPRESSED | _RANGED | self.tag, self.how)
 
     @property
     def room(self) -> int:
@@ -97,22 +97,6 @@ class Symbols:
         return torch.cat([tag, data])
 
 
-_form = lru_cache(rans.Form)
-
-
-def _digits(data: Tensor, bits: int) -> Tensor:
-    """Return the codes that bytes of a CPU hold in the aligned form: as ``unpack_aligned``, for few."""
-    shifts = np.arange(0, 8 - bits + 1, bits, dtype=np.uint8)[:, None]
-    return torch.from_numpy((data.numpy() >> shifts & ((1 << bits) - 1)).reshape(-1))
-
-
-def _bytes_of(digits: Tensor, bits: int) -> Tensor:
-    """Return the bytes that codes of a CPU, as many as fill them, are in the aligned form."""
-    shifts = np.arange(0, 8 - bits + 1, bits, dtype=np.uint8)[:, None]
-    each = digits.numpy().reshape(len(shifts), -1)
-    return torch.from_numpy(np.bitwise_or.reduce(each << shifts, axis=0))
-
-
 def compressed(parts: Sequence[Symbols], level: int) -> tuple[Tensor, ...]:
     """Return each part, of one device, behind its tag: as a frame where that is shorter than the part.
 
@@ -123,16 +107,10 @@ def compressed(parts: Sequence[Symbols], level: int) -> tuple[Tensor, ...]:
     if not parts:
         return ()
     device, parts = parts[0].part.device, _some_at_home(parts)
-    asked = [
-        rans.Asked(p.symbols(), p.form, p.room, bytes((_COMPRESSED | _RANGED | p.tag,)))
-        if p.data.numel() >= SMALLEST
-        else None
-        for p in parts
-    ]
+    asked = [p.asked() if p.data.numel() >= SMALLEST and rans.quick(p.data) else None for p in parts]
     frames = iter(rans.compress([a for a in asked if a is not None]))
     found = [
-        p.stored() if a is None else _shortest(p, next(frames), level)
-        for p, a in zip(parts, asked, strict=True)
+        _shortest(p, None if a is None else next(frames), level) for p, a in zip(parts, asked, strict=True)
     ]
     return _together(found, device)
 
@@ -145,7 +123,7 @@ def _some_at_home(parts: Sequence[Symbols]) -> list[Symbols]:
     there = {id(t): t for p, goes in zip(parts, going, strict=True) if goes for t in (p.part, p.data)}
     near = dict(zip(there, staging.to_host(list(there.values())).tensors(), strict=True))
     return [
-        replace(p, part=near[id(p.part)], data=near[id(p.data)]) if goes else p
+        p._replace(part=near[id(p.part)], data=near[id(p.data)]) if goes else p
         for p, goes in zip(parts, going, strict=True)
     ]
 
@@ -161,12 +139,31 @@ def _together(parts: Sequence[Tensor], device: torch.device) -> tuple[Tensor, ..
 
 
 def _shortest(part: Symbols, frame: Tensor | None, level: int) -> Tensor:
+    """Return a part behind its tag: as its frame of range coding, by Zstandard, or as it is."""
     nbytes = part.data.numel()
+    if nbytes < SMALLEST:
+        return part.stored()
     length = part.room if frame is None else frame.numel()
-    if level > 1 or nbytes <= SMALL or (frame is not None and RUNS * length <= nbytes):
+    if level > 1 or _repeats(part, frame):
         other = _repetitions(part, level, length)
         frame = frame if other is None else other
     return part.stored() if frame is None or nbytes > FREE + RATIO * frame.numel() else frame
+
+
+def _repeats(part: Symbols, frame: Tensor | None) -> bool:
+    """Return whether Zstandard may make a part shorter than its frame is.
+
+    It does where much repeats, and sometimes where range coding saves nothing because its table is long.
+    """
+    if not rans.quick(part.data):
+        return True
+    nbytes = part.data.numel()
+    if nbytes > SMALL:
+        return frame is not None and RUNS * frame.numel() <= nbytes
+    if frame is None and part.form.bits == 8:
+        return True
+    first = nbytes // part.form.planes if part.how == rans.AS_IT_IS else nbytes  # others are mostly zeros
+    return rans.repeated(part.data, first)
 
 
 def _repetitions(part: Symbols, level: int, room: int) -> Tensor | None:
@@ -178,10 +175,11 @@ def _repetitions(part: Symbols, level: int, room: int) -> Tensor | None:
 
 
 class Arrived(NamedTuple):
-    """A tagged part, and its first bytes on the CPU: all of them, if it is small."""
+    """A tagged part, its first bytes on the CPU: all of them, if it is small; and their memory."""
 
     part: Tensor
     near: Tensor
+    bytes: memoryview
 
     @property
     def frame(self) -> Tensor:
@@ -197,13 +195,16 @@ def arrived(parts: Sequence[Tensor]) -> list[Arrived]:
     for part in parts:
         if part.dtype != torch.uint8 or part.dim() != 1 or not part.numel():
             raise PayloadError(f"an entropy-coded part of {part.dtype} and shape {tuple(part.shape)}")
+    if all(p.is_cpu for p in parts):
+        return [Arrived(p, p, staging.memory(p)) for p in parts]
     whole = [p.numel() <= SMALL or not triton_calls.there(p) for p in parts]  # there are kernels for the rest
     near = [
         p if p.is_cpu else _known(p, p.numel() if all_ else 1) for p, all_ in zip(parts, whole, strict=True)
     ]
     first = [p if all_ else p[: 1 + rans.HEAD] for p, all_ in zip(parts, whole, strict=True)]
     asked = iter(staging.to_host([f for f, n in zip(first, near, strict=True) if n is None]).tensors())
-    return [Arrived(p, next(asked) if n is None else n) for p, n in zip(parts, near, strict=True)]
+    found = [next(asked) if n is None else n for n in near]
+    return [Arrived(p, n, staging.memory(n)) for p, n in zip(parts, found, strict=True)]
 
 
 def _known(part: Tensor, n: int) -> Tensor | None:
@@ -215,20 +216,20 @@ def _known(part: Tensor, n: int) -> Tensor | None:
 def expand(arrival: Arrived, bound: int) -> Tensor:
     """Return the part that was tagged, of at most ``bound`` bytes; ``PayloadError`` for anything else."""
     part, tag = arrival.part, _tag(arrival)
+    dtype = _DTYPES[tag & _KIND]
     if tag & _RANGED:
-        raw = _ranged(arrival, bound)
+        raw = _ranged(arrival, bound, dtype.itemsize)
     else:
         raw = _unzipped(arrival.frame, bound) if tag & _COMPRESSED else part[1:]
     if not part.is_cpu:
         (raw,) = _together([raw], part.device)
-    dtype = _DTYPES[tag & _KIND]
     if raw.numel() > bound or raw.numel() % dtype.itemsize:
         raise PayloadError(
             f"an entropy-coded part of {raw.numel()} bytes of {dtype}, expected at most {bound}"
         )
-    if dtype.itemsize > 1 and tag & _RANGED:
-        raw = raw.view(dtype.itemsize, -1).T.contiguous().view(-1)
-    return raw if dtype == torch.uint8 else raw.clone().view(dtype)  # a clone begins at an aligned address
+    if dtype == torch.uint8:
+        return raw
+    return (raw if tag & _RANGED else raw.clone()).view(dtype)  # a clone begins at an aligned address
 
 
 def expand_codes(arrival: Arrived, bits: int, n: int) -> Tensor:
@@ -237,7 +238,7 @@ def expand_codes(arrival: Arrived, bits: int, n: int) -> Tensor:
     if not tag & _COMPRESSED:
         return unpack(expand(arrival, packed_nbytes(n, bits)), bits, n)
     if tag & _RANGED:
-        about = rans.opened(arrival.near[1:])
+        about = rans.opened(arrival.bytes[1:])
         if about.form.bits < 8:
             fits = about.form.bits == bits and about.n == n
             require(fits, PayloadError, f"{about.n} codes of {about.form.bits} bits, expected {n} of {bits}")
@@ -246,19 +247,20 @@ def expand_codes(arrival: Arrived, bits: int, n: int) -> Tensor:
 
 
 def _tag(arrival: Arrived) -> int:
-    tag = int(arrival.near[0])
+    tag = arrival.bytes[0]
     known = tag & _KIND < len(_DTYPES) and tag & (_COMPRESSED | _RANGED) != _RANGED
     require(known, PayloadError, f"unknown tag {tag} of an entropy-coded part")
     return tag
 
 
-def _ranged(arrival: Arrived, bound: int) -> Tensor:
-    about = rans.opened(arrival.near[1:])
+def _ranged(arrival: Arrived, bound: int, itemsize: int) -> Tensor:
+    about = rans.opened(arrival.bytes[1:])
     size, rest = divmod(about.n, 8 // about.form.bits)
     require(not rest, PayloadError, f"{about.n} codes of {about.form.bits} bits, which end within a byte")
     _check_size(size, arrival.part.numel() - 1, bound)
-    found = rans.decompress(arrival.frame, about)
-    return found if about.form.bits == 8 else _bytes_of(found, about.form.bits)
+    how = rans.PACKED if about.form.bits < 8 else rans.AS_IT_IS if itemsize == 1 else itemsize
+    require(about.n % max(1, how) == 0, PayloadError, f"{about.n} bytes of values of {itemsize} each")
+    return rans.decompress(arrival.frame, about, how)
 
 
 def _unzipped(frame: Tensor, bound: int) -> Tensor:

@@ -74,8 +74,10 @@ def test_bodies_that_lie_are_refused_or_decode_to_as_many_symbols(grid: Grid) ->
 
 
 def test_a_frame_whose_head_lies_is_refused() -> None:
-    (frame,) = rans.compress([rans.Asked(torch.zeros(999, dtype=torch.uint8), Form(), 999)])
-    assert frame is not None and rans.opened(frame) == rans.Frame(Form(), 999, 3)
+    (tagged,) = rans.compress([rans.Asked(torch.zeros(999, dtype=torch.uint8), Form(), 999, 0)])
+    assert tagged is not None
+    frame = tagged[1:]
+    assert rans.opened(frame) == rans.Frame(Form(), 999, 3)
     for head in (b"", b"\x80", b"\x80\xff", b"\x80\x00", b"\x84\x07", b"\x50\x07", b"\x21\x07", b"\x81\x07"):
         with pytest.raises(PayloadError):
             rans.opened(torch.tensor(list(head), dtype=torch.uint8))
@@ -87,6 +89,6 @@ def test_a_frame_whose_head_lies_is_refused() -> None:
 @each("mean, n", [(1.6, 1 << 20), (2.0, 1 << 18), (20.0, 1 << 18), (2.0, 1 << 15)])
 def test_frames_come_near_the_entropy(mean: float, n: int) -> None:
     data = noise(n, mean)[: n - n // 4]
-    (frame,) = rans.compress([rans.Asked(torch.from_numpy(data), Form(), n)])
+    (frame,) = rans.compress([rans.Asked(torch.from_numpy(data), Form(), n, 0)])
     assert frame is not None
     assert frame.numel() < 1.02 * entropy(data) + 40

@@ -397,3 +397,82 @@ int64_t tw_decode(const uint8_t *body, size_t length, size_t n, size_t planes, s
         }
     return at == end ? 0 : -1;
 }
+
+enum { AS_IT_IS = 0, PACKED = 1 }; /* how symbols lie in a part; from 2 on, as the bytes of values of so many */
+
+/* The symbols of a part of n, at most STREAM of them, where they do not lie as they are coded. */
+static void apart(const uint8_t *data, size_t n, size_t how, size_t bits, uint8_t *symbols)
+{
+    const size_t each = how == PACKED ? 8 / bits : how, m = n / each;
+    const uint8_t mask = (uint8_t)((1u << bits) - 1);
+    for (size_t k = 0; k < each; k++)
+        for (size_t i = 0; i < m; i++)
+            symbols[k * m + i] = how == PACKED ? data[i] >> k * bits & mask : data[i * each + k];
+}
+
+/* What apart was given. */
+static void joined(const uint8_t *symbols, size_t n, size_t how, size_t bits, uint8_t *data)
+{
+    const size_t each = how == PACKED ? 8 / bits : how, m = n / each;
+    if (how == PACKED) memset(data, 0, m);
+    for (size_t k = 0; k < each; k++)
+        for (size_t i = 0; i < m; i++)
+            if (how == PACKED) data[i] |= (uint8_t)(symbols[k * m + i] << k * bits);
+            else data[i * each + k] = symbols[k * m + i];
+}
+
+/* Write a tag, the head of a frame and the body of the n symbols of a part. Return the length of all, or -1 where there
+   is no room; so are more than STREAM symbols that do not lie as they are coded. */
+int64_t tw_framed(const uint8_t *data, size_t n, size_t how, size_t planes, size_t bits, size_t tag, uint8_t *out,
+                  size_t room)
+{
+    const size_t log = (planes > 1) + (planes > 2) + (planes > 4);
+    uint8_t symbols[STREAM], head[12] = {(uint8_t)tag, (uint8_t)(log | bits << 4)};
+    size_t at = 2, rest = n;
+    for (; rest > 127; rest >>= 7) head[at++] = (uint8_t)(rest | 128);
+    head[at++] = (uint8_t)rest;
+    if (room < at || (how != AS_IT_IS && n > STREAM)) return -1;
+    memcpy(out, head, at);
+    if (how != AS_IT_IS) apart(data, n, how, bits, symbols);
+    const size_t lane = STREAM / LANES * (8 / bits);
+    const int64_t body = tw_encode(how == AS_IT_IS ? data : symbols, n / planes, planes, lane, out + at, room - at);
+    return body < 0 ? -1 : body + (int64_t)at;
+}
+
+/* Decode a body of n symbols to a part, as tw_framed was given it; returns as tw_decode does. */
+int64_t tw_unframed(const uint8_t *body, size_t length, size_t n, size_t how, size_t planes, size_t bits, uint8_t *out)
+{
+    uint8_t symbols[STREAM];
+    if (how != AS_IT_IS && n > STREAM) return -1;
+    const size_t lane = STREAM / LANES * (8 / bits);
+    const int64_t done = tw_decode(body, length, n / planes, planes, lane, how == AS_IT_IS ? out : symbols);
+    if (how != AS_IT_IS && !done) joined(symbols, n, how, bits, out);
+    return done;
+}
+
+/* How many of n bytes, at most 64 thousand, repeat what was there before, by MATCH and more: that alone is what
+   Zstandard finds in a small part and this coder does not. */
+int64_t tw_repeated(const uint8_t *data, size_t n)
+{
+    enum { MATCH = 7, BITS = 10 };
+    uint16_t places[1 << BITS] = {0}; /* behind where each of some was seen */
+    size_t found = 0;
+    for (size_t i = 0; i + 8 <= n;) {
+        uint64_t here, there = 0;
+        memcpy(&here, data + i, 8);
+        here <<= 8;
+        uint16_t *place = &places[here * UINT64_C(0x9E3779B97F4A7C15) >> (64 - BITS)];
+        const size_t before = *place;
+        if (before) memcpy(&there, data + before - 1, 8);
+        *place = (uint16_t)(i + 1);
+        if (!before || there << 8 != here) {
+            i++;
+            continue;
+        }
+        size_t k = MATCH;
+        while (i + k < n && data[before - 1 + k] == data[i + k]) k++;
+        found += k;
+        i += k;
+    }
+    return (int64_t)found;
+}
