@@ -5,10 +5,12 @@ from __future__ import annotations
 from datetime import timedelta
 
 import pytest
+import torch
 import torch.distributed as dist
 from meshes import together
 
-from thinwire.collectives import Exchange, GroupExchange
+from thinwire.collectives import Exchange, GroupExchange, GroupReduction, Reduction
+from thinwire.collectives.reduce import DTYPES
 from thinwire.types import InputError, LinkError, PayloadError
 
 LONG = 30.0
@@ -38,6 +40,29 @@ def test_messages_come_by_step_and_what_does_not_fit_is_kept_by_the_sender(world
         exchange.close()
         with pytest.raises(LinkError, match="closed"):
             exchange.post(4, b"")
+
+
+def test_sums_come_by_step_on_all_ranks_the_same_bits() -> None:
+    sums = [GroupReduction(exchange._group) for exchange in _groups(3)]
+    _: Reduction = sums[0]
+    values = {step: torch.randn(3, 5, 7).to(dtype) for step, dtype in enumerate(DTYPES)}
+    for r, one in enumerate(sums):
+        for step, rows in values.items():
+            one.post(step, rows[r])
+    for step in (1, 0):
+        found = [one.collect(step, LONG) for one in sums]
+        torch.testing.assert_close(found[0], values[step].sum(0))
+        assert all(torch.equal(x, found[0]) for x in found)
+    sums[0].post(2, values[0][0])
+    with pytest.raises(LinkError, match=r"^waited 0.2 s for the sum of step 2 from rank 1, 2 of the group"):
+        sums[0].drain(0.2)
+    with pytest.raises(InputError, match="step 0 was not posted"):
+        sums[0].collect(0, LONG)
+    for r in (1, 2):
+        sums[r].post(2, values[0][r])
+    for one in sums:
+        one.drain(LONG)
+        one.close()
 
 
 def test_a_silent_or_lost_peer_is_named() -> None:

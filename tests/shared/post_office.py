@@ -57,15 +57,20 @@ class _Box:
 
 
 class _Sum(_Box):
+    def __init__(self, office: PostOffice, rank: int, name: str) -> None:
+        super().__init__(office, rank, name)
+        self.posted: dict[int, Tensor] = {}
+
     def post(self, step: int, values: Tensor) -> None:  # type: ignore[override]
-        self.values, self.device = values.cpu(), values.device
-        super().post(step, self.values.float().numpy().tobytes())
+        self.posted[step] = values
+        super().post(step, values.cpu().float().numpy().tobytes())
 
     def collect(self, step: int, deadline: float) -> Tensor:  # type: ignore[override]
         parts = super().collect(step, deadline)
-        parts[self.rank] = self.values.float().numpy().tobytes()
+        parts[self.rank] = self.office.sent[self.name, step, self.rank]
         rows = [torch.frombuffer(bytearray(parts[r]), dtype=torch.float32) for r in self.ranks]
-        return torch.stack(rows).sum(0).to(self.values.dtype).view(self.values.shape).to(self.device)
+        like = self.posted.pop(step)
+        return torch.stack(rows).sum(0).to(like.dtype).view(like.shape).to(like.device)
 
 
 def on_each(ranks: int, work: Callable[[int], T]) -> list[T]:

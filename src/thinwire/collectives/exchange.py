@@ -93,8 +93,8 @@ class Exchange(Protocol):
 class Reduction(Protocol):
     """The sum over all participants of a flat tensor (fp32 or bf16), by step; otherwise like ``Exchange``.
 
-    The sum has the dtype of the tensors and the same bits on every rank: each part is summed in one place,
-    in the order of the ranks, in fp32.
+    The sum has the dtype of the tensors and the same bits on every rank: each part is summed in one place, in
+    fp32; over the mesh in the order of the ranks.
     """
 
     @property
@@ -296,7 +296,25 @@ class _Posted:
     buffers: list[Tensor]
 
 
-class GroupExchange:
+class GroupWork:
+    """What an exchange or a reduction over ``group`` waits for; its ranks number the participants."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        self._group, self.rank, self.ranks = group, group.rank(), tuple(range(group.size()))
+
+    def _wait(self, work: dist.Work, deadline: float, what: str) -> None:
+        try:
+            work.wait(timedelta(seconds=deadline))
+        except RuntimeError as e:
+            lost = "lost" if work.is_completed() else f"waited {deadline:g} s for"
+            raise self._lost(f"{lost} {what} from", e) from e
+
+    def _lost(self, what: str, error: RuntimeError) -> LinkError:
+        others = ", ".join(str(r) for r in self.ranks if r != self.rank)
+        return LinkError(f"{what} rank {others} of the group: {str(error).partition('. ')[0]}")
+
+
+class GroupExchange(GroupWork):
     """An ``Exchange`` over ``group``, for messages of at most ``capacity`` bytes; longer ones fit in part.
 
     All participants post the same steps in the same order, with the same capacity. Every message takes the
@@ -305,8 +323,8 @@ class GroupExchange:
 
     def __init__(self, group: dist.ProcessGroup, capacity: int) -> None:
         require(capacity > 0, InputError, f"a message has room for {capacity} bytes; give it 1 at least")
-        self._group, self.capacity = group, capacity
-        self.rank, self.ranks = group.rank(), tuple(range(group.size()))
+        super().__init__(group)
+        self.capacity = capacity
         self._posted: dict[int, _Posted] = {}
         self._closed = False
 
@@ -327,30 +345,18 @@ class GroupExchange:
 
     def collect(self, step: int, deadline: float) -> dict[int, bytes]:
         require(step in self._posted, InputError, f"step {step} was not posted, or was collected before")
-        self._wait(step, deadline)
+        self._wait(self._posted[step].work, deadline, _message(step))
         posted = self._posted.pop(step)
         return {r: self._message(posted.buffers[r], r) for r in self.ranks if r != self.rank}
 
     def drain(self, deadline: float) -> None:
-        for step in self._posted:
-            self._wait(step, deadline)
+        for step, posted in self._posted.items():
+            self._wait(posted.work, deadline, _message(step))
 
     def close(self, timeout: float = 5.0) -> None:
         self._closed = True
         with suppress(LinkError):
             self.drain(timeout)
-
-    def _wait(self, step: int, deadline: float) -> None:
-        work = self._posted[step].work
-        try:
-            work.wait(timedelta(seconds=deadline))
-        except RuntimeError as e:
-            what = "lost" if work.is_completed() else f"waited {deadline:g} s for"
-            raise self._lost(f"{what} the message of step {step} from", e) from e
-
-    def _lost(self, what: str, error: RuntimeError) -> LinkError:
-        others = ", ".join(str(r) for r in self.ranks if r != self.rank)
-        return LinkError(f"{what} rank {others} of the group: {str(error).partition('. ')[0]}")
 
     def _message(self, buffer: Tensor, rank: int) -> bytes:
         (length,) = _GROUP_LENGTH.unpack(buffer[: _GROUP_LENGTH.size].numpy().tobytes())

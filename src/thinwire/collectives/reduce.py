@@ -2,7 +2,8 @@
 
 Reduce-scatter and all-gather, 2(N-1)/N of the tensor a rank as in a ring, but in two one-way delays instead
 of 2(N-1), and every part has one place where it is summed. Parts travel in pieces: while some are on their
-way, others are summed, and the sums of others go to all.
+way, others are summed, and the sums of others go to all. Those of a card cross to the host, and back, piece
+by piece beside that. Over a process group of torch the sum is the group's own.
 """
 
 from __future__ import annotations
@@ -11,16 +12,18 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Mapping
 from concurrent.futures import Future
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
-from thinwire.collectives.exchange import Posts
+from thinwire.collectives.exchange import GroupWork, Posts
 from thinwire.links.inbox import renewed
 from thinwire.links.mesh import Peer
-from thinwire.staging import to_host
+from thinwire.staging import memory, to_host
 from thinwire.types import InputError, LinkError, PayloadError, require
 
 DTYPES = (torch.float32, torch.bfloat16)
@@ -33,8 +36,11 @@ class _Step:
     """One step on its way: what this rank posted, and what came for it to sum."""
 
     def __init__(self) -> None:
-        self.values: Tensor | None = None  # what was posted, on the CPU; from then on the place of the sum
-        self.shape, self.device = torch.Size(), torch.device("cpu")  # of what was posted
+        self.values: Tensor | None = (
+            None  # what was posted: on the CPU a copy, from then on the place of the sum
+        )
+        self.shape = torch.Size()  # of what was posted
+        self.here: dict[tuple[int, int], Tensor] = {}  # its pieces on the CPU, by rank that sums and number
         self.parts: defaultdict[int, dict[int, bytes]] = defaultdict(dict)  # what to sum: by piece, by rank
         self.waiting: set[int] = set()  # pieces of this rank's part that others have yet to send
         self.unsummed = 0  # pieces of it
@@ -61,20 +67,25 @@ class MeshReduction:
                 peer.mailbox.on(self._posts.prefix(kind), self._handler(peer.rank, came))
 
     def post(self, step: int, values: Tensor) -> None:
-        require(values.dtype in DTYPES, InputError, f"sums are of fp32 or bf16, not of {values.dtype}")
+        _check_dtype(values)
         flat = values.detach().reshape(-1)
-        flat = flat.clone() if flat.device.type == "cpu" else to_host([flat]).tensors()[0]
+        flat = flat.clone() if flat.is_cpu else flat
         parts = {rank: self._pieces(flat, rank) for rank in self.ranks}
         with self._lock:
             state = self._steps[step]
-            state.values, state.shape, state.device = flat, values.shape, values.device
+            state.values, state.shape = flat, values.shape
             state.waiting, state.unsummed = set(range(len(parts[self.rank]))), len(parts[self.rank])
             state.owed.update({rank: len(parts[rank]) for rank in self._posts.peers})
-        for rank, peer in self._posts.peers.items():
-            for piece, part in enumerate(parts[rank]):
-                self._posts.send(peer, _PART, step + (piece << _STEPS), _data(part))
-        for piece in range(len(parts[self.rank])):
-            self._sum_if_ready(step, piece)
+        numbers = sorted((piece, rank) for rank in self.ranks for piece in range(len(parts[rank])))
+        under_way = [(piece, rank, to_host([parts[rank][piece]])) for piece, rank in numbers]
+        for piece, rank, staged in under_way:  # the next ones cross while this one is sent
+            (part,) = staged.tensors()
+            with self._lock:
+                state.here[rank, piece] = part
+            if rank == self.rank:
+                self._sum_if_ready(step, piece)
+            else:
+                self._posts.send(self._posts.peers[rank], _PART, step + (piece << _STEPS), memory(part))
 
     def collect(self, step: int, deadline: float) -> Tensor:
         with self._lock:
@@ -82,10 +93,19 @@ class MeshReduction:
         if state is None or state.values is None:
             raise InputError(f"step {step} was not posted, or was collected before; post it first")
         self._finish(step, state, deadline)
+        total = state.values if state.values.is_cpu else torch.empty_like(state.values)
+        self._bring(state, total, [self.rank])  # while the sums of others come
         self._wait(state.whole, lambda: +state.owed, deadline, f"the sum of step {step}")
+        self._bring(state, total, self._posts.peers)
         with self._lock:
             del self._steps[step]
-        return state.values.to(state.device, non_blocking=True).reshape(state.shape)  # out of pinned memory
+        return total.reshape(state.shape)
+
+    def _bring(self, state: _Step, total: Tensor, ranks: Iterable[int]) -> None:
+        """Copy the parts that ``ranks`` summed to ``total``, out of pinned memory, unless they are there."""
+        for rank in ranks if not total.is_cpu else ():
+            for number, piece in enumerate(self._pieces(total, rank)):
+                piece.copy_(state.here[rank, number], non_blocking=True)
 
     def drain(self, deadline: float) -> None:
         with self._lock:
@@ -132,12 +152,15 @@ class MeshReduction:
         with self._lock:
             state = self._steps[step]
             parts = state.parts[piece]
-            if state.values is None or len(parts) < len(self._posts.peers):
+            own = state.here.get((self.rank, piece))
+            awaited = own is None and piece in state.waiting  # on its way from the card
+            if state.values is None or awaited or len(parts) < len(self._posts.peers):
                 return
+            own = state.values.new_empty(0, device="cpu") if own is None else own  # a peer's part has more
             del state.parts[piece]
             state.waiting.discard(piece)
         try:
-            total = self._sum(self._piece(state.values, self.rank, piece), parts)
+            total = self._sum(own, parts)
             for peer in self._posts.peers.values():
                 self._posts.send(peer, _TOTAL, step + (piece << _STEPS), total)
         except (LinkError, PayloadError) as e:
@@ -150,25 +173,28 @@ class MeshReduction:
         if not +state.owed:
             self._end(state.whole)  # there are no others
 
-    def _sum(self, own: Tensor, parts: Mapping[int, bytes]) -> bytes:
-        """Sum a piece in place, in fp32 and the order of the ranks; return its bytes."""
-        total = np.zeros(own.numel(), np.float32)
-        for rank in self.ranks:
-            if rank == self.rank:
-                total += own.float().numpy()
-            else:
-                total += _floats(parts[rank], own, self._posts.peers[rank].name)
-        own.copy_(torch.from_numpy(total))
-        return bytes(_data(own))  # the tensor is the caller's once it is collected
+    def _sum(self, own: Tensor, parts: Mapping[int, bytes]) -> memoryview:
+        """Sum a piece in place, in fp32 and the order of the ranks; return its bytes, elsewhere."""
+        peers = self._posts.peers
+        rows = [
+            own.float().numpy() if rank == self.rank else _floats(parts[rank], own, peers[rank].name)
+            for rank in self.ranks
+        ]
+        total = rows[0] + rows[1] if len(rows) > 1 else rows[0].copy()
+        for row in rows[2:]:
+            total += row
+        rounded = torch.from_numpy(total).to(own.dtype)
+        own.copy_(rounded)
+        return memory(rounded)  # ``own`` is the caller's once it is collected
 
     def _total_came(self, rank: int, step: int, piece: int, body: bytes) -> None:
         with self._lock:
             state = self._steps[step]
         try:
-            if state.values is not None:  # it is, unless the peer is none of this program's
-                own = self._piece(state.values, rank, piece)
+            own = state.here.get((rank, piece))
+            if own is not None:  # it is, unless the peer is none of this program's
                 _check_size(own, body, self._posts.peers[rank].name)
-                _bytes(own)[:] = np.frombuffer(body, np.uint8)
+                memory(own)[:] = body
         except PayloadError as e:
             self._end(state.whole, e)
             return
@@ -188,19 +214,41 @@ class MeshReduction:
         n, i = len(self.ranks), self.ranks.index(rank)
         return flat[len(flat) * i // n : len(flat) * (i + 1) // n].split(PIECE)
 
-    def _piece(self, flat: Tensor, rank: int, piece: int) -> Tensor:
-        """Return a piece of the part of ``rank``; it is empty where the part has fewer."""
-        pieces = self._pieces(flat, rank)
-        return pieces[piece] if piece < len(pieces) else flat[:0]
+
+class GroupReduction(GroupWork):
+    """A ``Reduction`` over ``group``, in the order of its own backend; the rest as for ``GroupExchange``."""
+
+    def __init__(self, group: dist.ProcessGroup) -> None:
+        super().__init__(group)
+        self._posted: dict[int, tuple[dist.Work, Tensor, Tensor]] = {}  # the sum, and one of what was posted
+
+    def post(self, step: int, values: Tensor) -> None:
+        _check_dtype(values)
+        flat = values.detach().reshape(-1)
+        (own,) = to_host([flat.to(torch.float32, copy=flat.is_cpu)]).tensors()
+        try:
+            work = self._group.allreduce([own])
+        except RuntimeError as e:
+            raise self._lost(f"could not send the values of step {step} to", e) from e
+        self._posted[step] = work, own.view(values.shape), values.new_empty(0)
+
+    def collect(self, step: int, deadline: float) -> Tensor:
+        require(step in self._posted, InputError, f"step {step} was not posted, or was collected before")
+        self._wait(self._posted[step][0], deadline, f"the sum of step {step}")
+        _, total, like = self._posted.pop(step)
+        return total.to(like.device, like.dtype, non_blocking=True)
+
+    def drain(self, deadline: float) -> None:
+        for step, (work, _, _) in self._posted.items():
+            self._wait(work, deadline, f"the sum of step {step}")
+
+    def close(self, timeout: float = 5.0) -> None:
+        with suppress(LinkError):
+            self.drain(timeout)
 
 
-def _bytes(part: Tensor) -> np.ndarray[Any, np.dtype[np.uint8]]:
-    found: np.ndarray[Any, np.dtype[np.uint8]] = part.view(torch.uint8).numpy()
-    return found
-
-
-def _data(part: Tensor) -> memoryview:
-    return _bytes(part).data
+def _check_dtype(values: Tensor) -> None:
+    require(values.dtype in DTYPES, InputError, f"sums are of fp32 or bf16, not of {values.dtype}")
 
 
 def _floats(body: bytes, like: Tensor, name: str) -> np.ndarray[Any, np.dtype[np.float32]]:

@@ -84,6 +84,8 @@ def test_a_message_over_a_group_never_needs_more_than_its_room(
     draw = torch.Generator().manual_seed(3)
     for _ in range(2):  # the second one's rows have a residual
         flat = torch.randn(shape, generator=draw)
-        size = len(ExchangeMessage(0, 1, Measurement(), own.encode(flat) or ()).pack())
+        message = own.encode(flat)
+        assert message is not None
+        size = len(ExchangeMessage(0, 1, Measurement(), message.packets).pack())
         assert size <= room
     assert codec == Entropy(DeadZone(0.5)) or room < 1.01 * size + 1000

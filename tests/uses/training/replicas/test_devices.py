@@ -20,7 +20,17 @@ cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GP
 DEVICES = [pytest.param(DEVICE, id="make-believe"), pytest.param(torch.device("cuda"), id="cuda", marks=cuda)]
 STEPS, RATE = 6, 0.125
 SHAPES = {"a": (300, 40), "b": (7,), "c": (64, 64)}
-COUNTED = ["allreduce-bf16", "topk", "dd-ef-sgd", "deco", "cocktail", "diloco:every=2", "sparseloco:every=2"]
+EXACT = "exchange=Gradients(Scheme(ChunkTopK(0.1), ErrorFeedback()), exact=4)"
+COUNTED = [
+    "allreduce-bf16",
+    "topk",
+    EXACT,
+    "dd-ef-sgd",
+    "deco",
+    "cocktail",
+    "diloco:every=2",
+    "sparseloco:every=2",
+]
 COUNTED += ["streaming:every=4,fragments=2,late=1"]
 UNCOUNTED = ["thinwire:every=2", "auto"]  # entropy coding counts for itself
 

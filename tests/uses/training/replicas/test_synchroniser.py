@@ -258,11 +258,13 @@ def test_error_feedback_loses_nothing_in_the_end() -> None:
     "method",
     [
         Gradients(SPARSE, 2),
+        Gradients(SPARSE, 2, exact=9),
+        Gradients(SPARSE, exact=13),
         Differences(SPARSE, every=3, late=2, momentum=0.5),
         REPLICAS.parse("cocktail").schemes[EXCHANGE],
         REPLICAS.parse("streaming:every=6,late=2").schemes[EXCHANGE],
     ],
-    ids=["gradients", "differences", "cocktail", "streaming"],
+    ids=["gradients", "coded since", "exact still", "differences", "cocktail", "streaming"],
 )
 def test_a_run_that_goes_on_from_what_was_saved_ends_with_the_same_bits(method: Method) -> None:
     def run(stop: int | None) -> list[Tensor]:
@@ -289,7 +291,11 @@ def test_a_run_that_goes_on_from_what_was_saved_ends_with_the_same_bits(method: 
     assert torch.equal(whole[0], whole[1]) and torch.equal(resumed[0], whole[0])
 
 
-@pytest.mark.parametrize("method", [AllReduce(), Gradients(SPARSE, 1), Differences(SPARSE, every=2)])
+@pytest.mark.parametrize(
+    "method",
+    [AllReduce(), Gradients(SPARSE, 1), Gradients(SPARSE, 1, exact=5), Differences(SPARSE, every=2)],
+    ids=str,
+)
 def test_values_that_are_not_finite_end_every_rank_and_stay_out_of_residuals(method: Method) -> None:
     office = PostOffice(2)
 
@@ -319,19 +325,22 @@ def test_policies_count_the_bytes_that_are_sent(ratio: float) -> None:
         values.shape,
         ReplicaTally(),
     )
-    sent = sum(map(len, coder.encode(values) or ()))
+    message = coder.encode(values)
+    assert message is not None
+    sent = sum(map(len, message.packets))
     assert sent == pytest.approx(ReplicaChoice(ratio, None, 0, 1, "").nbytes(values.numel()), rel=0.1)
 
 
-@pytest.mark.parametrize("late", [0, 2])
-def test_a_step_that_a_scaler_skips_loses_nothing_of_the_others(late: int) -> None:
+@pytest.mark.parametrize(("late", "exact"), [(0, 0), (2, 0), (0, 6), (2, 7)])
+def test_a_step_that_a_scaler_skips_loses_nothing_of_the_others(late: int, exact: int) -> None:
     """What is applied, kept back and to be sent again is the sum of all finite gradients."""
     office = PostOffice(2)
 
     def work(rank: int) -> tuple[Tensor, Tensor, Tensor]:
         student = Student(rank)
         table = FlatParameters(student.parameters)
-        synchroniser = gradient_synchroniser(Gradients(SPARSE, late), table, office.network(rank), skips=True)
+        method = Gradients(SPARSE, late, exact)
+        synchroniser = gradient_synchroniser(method, table, office.network(rank), skips=True)
         applied, total = torch.zeros(table.numel), torch.zeros(table.numel)
 
         def apply() -> None:

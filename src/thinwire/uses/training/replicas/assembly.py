@@ -11,6 +11,7 @@ from torch import Tensor
 from thinwire.channels.channel import Scheme
 from thinwire.codecs import Codec, DeadZone, Entropy, Raw
 from thinwire.codecs.deadzone import step_for
+from thinwire.collectives import Reduction
 from thinwire.uses.training.replicas.choosing.replica_policy import ReplicaChoice, ReplicaPolicy
 from thinwire.uses.training.replicas.coder import Coder
 from thinwire.uses.training.replicas.controller import AdaptiveController, Controller
@@ -57,7 +58,8 @@ def gradient_synchroniser(
     if isinstance(method, AllReduce):
         dtype = getattr(torch, method.dtype)
         return SummedGradients(flat, network.sums("sum"), tally, dtype, network.deadline, skips)
-    transport, coder = _ends(method.scheme, flat, network, tally, "gradients", method.staleness, 1, plan)
+    sums, late = network.sums("exact") if method.exact else None, method.staleness
+    transport, coder = _ends(method.scheme, flat, network, tally, "gradients", late, 1, plan, sums)
     return DelayedGradients(flat, coder, transport, method.exact, skips, undoable)
 
 
@@ -87,6 +89,7 @@ def _ends(
     staleness: int,
     local_steps: int,
     plan: Adaptation | None,
+    sums: Reduction | None = None,
 ) -> tuple[Transport, Coder]:
     exchange = network.messages(name)
     controller = Controller(staleness, local_steps)
@@ -94,7 +97,7 @@ def _ends(
         controller = AdaptiveController(
             plan.policy, plan.coded, network.link, exchange.rank, exchange.ranks, flat.numel, plan.steps
         )
-    transport = Transport(exchange, controller, tally, network.deadline)
+    transport = Transport(exchange, controller, tally, network.deadline, sums)
     return transport, Coder(scheme, flat.shape, tally, flat.device)
 
 

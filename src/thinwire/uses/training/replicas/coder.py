@@ -1,4 +1,7 @@
-"""A replica's coder: flat parameters to packets and back, on the device where the parameters are."""
+"""A replica's coder: flat parameters to packets and back, on the device where the parameters are.
+
+A rank keeps the payloads of its own messages where they were made, and decodes those.
+"""
 
 from __future__ import annotations
 
@@ -29,8 +32,8 @@ from thinwire.types import (
     TensorSpec,
     require,
 )
-from thinwire.uses.training.replicas.flat_parameters import FlatParameters, divided
-from thinwire.uses.training.replicas.transport import Packets, ReplicaTally
+from thinwire.uses.training.replicas.flat_parameters import FlatParameters, all_finite, divided
+from thinwire.uses.training.replicas.transport import Arrived, Coded, CodedMessage, Packets, ReplicaTally
 from thinwire.verdicts import Verdicts, deferred
 
 BLOCK = 1 << 22  # values of a packet: what coding holds in memory beside all values is a few times as much
@@ -39,7 +42,7 @@ Found = tuple[int, Verdicts]  # about a packet of which rank, and what
 
 
 class Coder:
-    """Code for all ranks and keep what was dropped; decode what each sent, this rank too, to the same bits.
+    """Code for all ranks and keep what was dropped; decode what each sent, to the same bits on all ranks.
 
     ``shape`` [n, N]: segments of the flat parameters, and values in each. What is kept stays on ``device``,
     by the segments of a packet and in the form of the scheme's references.
@@ -56,8 +59,8 @@ class Coder:
         self._decoding: list[Span] = []  # whose seconds nobody has asked the device for yet
         self._messages = 0
 
-    def encode(self, flat: Tensor, codec: Codec | None = None) -> list[bytes] | None:
-        """Return the packets for ``flat`` [n, N] and what was kept; what the codec drops is kept.
+    def encode(self, flat: Tensor, codec: Codec | None = None) -> CodedMessage | None:
+        """Return the message for ``flat`` [n, N] and what was kept; what the codec drops is kept.
 
         None where a value is not finite, which the device says along with the packets; then nothing changes.
         """
@@ -76,12 +79,29 @@ class Coder:
         if found is None:
             return None
         arrived = perf_counter()
-        packets = [wire.pack(self._packet(k, *section)) for k, section in enumerate(found)]
+        packets = [wire.pack(self._packet(k, repr(c), p)) for k, (c, p) in enumerate(found)]
         self._kept, self._messages = kept, self._messages + 1
         self._tally.encode_s += span.seconds() + perf_counter() - arrived
         self._tally.compute_s += max(0.0, arrived - start - span.seconds())  # nothing on a CPU
         self._count_decoding()
-        return packets
+        return CodedMessage(packets, message.coded)
+
+    def add_kept(self, flat: Tensor) -> bool:
+        """Add what was kept to ``flat`` [n, N], which goes as it is, so that nothing is kept any more.
+
+        Return whether all of it is finite; where not, nothing changes but ``flat``.
+        """
+        start = perf_counter()
+        for rows, before in zip(self._blocks, self._kept, strict=True):
+            if before is not None:
+                y = self.scheme.memory.residual(flat[rows], self.scheme.references.decode(before))
+                flat[rows] = y
+        finite = bool(all_finite(flat))
+        self._tally.compute_s += 0.0 if self._device.type == "cpu" else perf_counter() - start
+        if not finite:
+            return False
+        self._kept, self._messages = [None] * len(self._blocks), self._messages + 1
+        return True
 
     def _code(self, x: Tensor, k: int, codec: Codec, message: _Outgoing) -> Payload | None:
         """Add the packet of some segments to a message; return what is kept of them."""
@@ -104,34 +124,54 @@ class Coder:
         section = Section(Mode.DIRECT, codec, payload)
         return Packet(payload.spec, repr(self.scheme.memory), references, self._entries[k], (section,))
 
-    def mean(self, packets: Mapping[int, Packets]) -> Tensor:
+    def mean(self, arrived: Arrived) -> Tensor:
         """Return the mean [n, N] of what every rank sent, the same bits on all of them."""
-        return self.mean_and_own(packets, None)[0]
+        return self.mean_and_own(arrived)[0]
 
-    def mean_and_own(self, packets: Mapping[int, Packets], own: int | None) -> tuple[Tensor, Tensor]:
-        """Return the mean [n, N], and what the rank ``own`` sent; without one, zeros or the mean."""
-        for rank in packets:
-            wrong = f"rank {rank} sent {len(packets[rank])} packets, not {len(self._blocks)}"
-            require(len(packets[rank]) == len(self._blocks), PayloadError, wrong)
+    def mean_and_own(self, arrived: Arrived, own: bool = False) -> tuple[Tensor, Tensor]:
+        """Return the mean [n, N], and if ``own`` what this rank sent; else the mean again."""
+        if arrived.total is not None:
+            total = divided(arrived.total.view(self._shape), len(arrived.ranks))
+            return total, total
+        for rank, packets in arrived.packets.items():
+            wrong = f"rank {rank} sent {len(packets)} packets, not {len(self._blocks)}"
+            require(len(packets) == len(self._blocks), PayloadError, wrong)
         span, found = Span(self._device), list[Found]()
-        total = torch.zeros(self._shape, device=self._device)
-        alone = torch.zeros_like(total) if own is not None else total
-        most = TensorSpec((len(self._entries[0]), self._shape[1])).nbytes
-        for batch in _batches(packets):
-            there = wire.unpack_all([packets[rank][k] for k, rank in batch], most, self._device)
-            for (k, rank), packet in zip(batch, there, strict=True):
-                values, verdicts = self._decoded(rank, k, packet)
-                total[self._blocks[k]].add_(values)
-                if rank == own:
-                    alone[self._blocks[k]].add_(values)
+        total = torch.empty(self._shape, device=self._device)
+        alone = torch.empty_like(total) if own else total
+        there = self._unpacked(arrived.packets)
+        for k, rows in enumerate(self._blocks):
+            for rank in arrived.ranks:
+                mine = rank == arrived.rank
+                values, verdicts = self._own(*arrived.own[k]) if mine else self._decoded(rank, k, next(there))
+                if rank == arrived.ranks[0]:
+                    total[rows] = values
+                else:
+                    total[rows].add_(values)
+                if own and mine:
+                    alone[rows] = values
                 found.append((rank, verdicts))
-        divided(total, len(packets))
+        divided(total, len(arrived.ranks))
         span.end()
         _settle(found)
         self._decoding.append(span)
         if self._device.type == "cpu":
             self._count_decoding()
         return total, alone
+
+    def of(self, own: Coded) -> Tensor:
+        """Return the values [n, N] of a message of this rank."""
+        return self.mean(Arrived(0, own, {}))
+
+    def _unpacked(self, packets: Mapping[int, Packets]) -> Iterator[Packet]:
+        """Yield packets by number and then by rank: the order of a sum decides its last bits."""
+        most = TensorSpec((len(self._entries[0]), self._shape[1])).nbytes
+        for batch in _batches(packets):
+            yield from wire.unpack_all([packets[rank][k] for k, rank in batch], most, self._device)
+
+    def _own(self, codec: Codec, payload: Payload) -> tuple[Tensor, Verdicts]:
+        with deferred() as verdicts:
+            return decoded(codec, payload), verdicts
 
     def _decoded(self, rank: int, k: int, packet: Packet) -> tuple[Tensor, Verdicts]:
         """Return the values of one packet, and what the device finds about them."""
@@ -161,9 +201,12 @@ class Coder:
     def state_dict(self, flat: FlatParameters) -> dict[str, Tensor]:
         """Return what was dropped and is still to be sent, by parameter; nothing where none is kept."""
         held = {"messages": torch.tensor(self._messages, device="cpu")}
-        kept = [self.scheme.references.decode(x) for x in self._kept if x is not None]
-        if len(kept) < len(self._blocks):
+        began = self._messages > 0 or self._kept[0] is not None
+        if isinstance(self.scheme.memory, NoMemory) or not began:
             return held
+        if self._kept[0] is None:  # all went as it was
+            return held | flat.named(torch.zeros(self._shape, device="cpu"), "residual.")
+        kept = [self.scheme.references.decode(x) for x in self._kept if x is not None]
         return held | flat.named(torch.cat(to_host(kept).tensors()).view(self._shape), "residual.")
 
     def load_state_dict(self, flat: FlatParameters, state: Mapping[str, Tensor]) -> None:
@@ -193,8 +236,8 @@ class _Outgoing:
 
     def __init__(self) -> None:
         self.verdicts = Verdicts()
+        self.coded: list[tuple[Codec, Payload]] = []
         self._bounds: list[Tensor] = []  # lowest and highest of the values of each payload
-        self._forms: list[tuple[str, TensorSpec, list[int | None]]] = []  # codec, values, keys of parts
         self._parts: list[Tensor] = []  # not under way yet
         self._nbytes = 0
         self._staged: list[Staged] = []
@@ -205,14 +248,14 @@ class _Outgoing:
 
     def add(self, codec: Codec, payload: Payload) -> None:
         """Add a payload."""
-        self._forms.append((repr(codec), payload.spec, [self.verdicts.key(p) for p in payload.parts]))
+        self.coded.append((codec, payload))
         self._parts += payload.parts
         self._nbytes += payload.nbytes
         if self._nbytes >= STAGED:
             self._send()
 
-    def arrived(self, span: Span) -> list[tuple[str, Payload]] | None:
-        """End ``span`` with what is queued; wait, and return codecs and payloads. None: not finite."""
+    def arrived(self, span: Span) -> list[tuple[Codec, Payload]] | None:
+        """End ``span`` with what is queued; wait, and return ``coded`` on the host. None: not finite."""
         said = _Words([self._verdict(), *self.verdicts.tensors()])
         self._parts += said.parts
         self._send()
@@ -222,12 +265,14 @@ class _Outgoing:
         if not finite:
             return None
         lengths, parts = self.verdicts.settle(read), iter(there)
-
-        def part(key: int | None) -> Tensor:
-            found = next(parts)
-            return found if key is None else found[: lengths[key]]
-
-        return [(codec, Payload(spec, tuple(map(part, keys)))) for codec, spec, keys in self._forms]
+        here = list[tuple[Codec, Payload]]()
+        for k, (codec, payload) in enumerate(self.coded):
+            keys = [self.verdicts.key(p) for p in payload.parts]
+            ends = [None if key is None else lengths[key] for key in keys]
+            cut = tuple(p[:n] for p, n in zip(payload.parts, ends, strict=True))
+            self.coded[k] = codec, Payload(payload.spec, cut)
+            here.append((codec, Payload(payload.spec, tuple(next(parts)[:n] for n in ends))))
+        return here
 
     def is_finite(self) -> bool:
         """Wait, and return whether what was looked at is finite."""
@@ -281,13 +326,10 @@ class Span:
 
 
 def _batches(packets: Mapping[int, Packets]) -> Iterator[list[tuple[int, int]]]:
-    """Yield numbers and ranks of packets, in batches that cross in one copy each.
-
-    By number and then by rank: the order of a sum decides its last bits.
-    """
+    """Yield numbers and ranks of packets, in batches that cross in one copy each."""
     batch: list[tuple[int, int]] = []
     nbytes = 0
-    for k in range(max(map(len, packets.values()))):
+    for k in range(max(map(len, packets.values()), default=0)):
         for rank in sorted(packets):
             batch.append((k, rank))
             nbytes += len(packets[rank][k])

@@ -59,9 +59,9 @@ class Fragment:
         if sent is None:
             return
         before = self.controller.local_steps
-        packets = self.transport.oldest()
+        arrived = self.transport.oldest()
         self._next = max(self._next + self.controller.local_steps - before, self._due)
-        mean, said = self._coder.mean_and_own(packets, self.transport.rank if self._method.keep else None)
+        mean, said = self._coder.mean_and_own(arrived, self._method.keep)
         step = self._method.rate * self._outer(mean)
         self._shared.add_(step)
         self.flat.put_parameters(self._onward(step, sent, said))

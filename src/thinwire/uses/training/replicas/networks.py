@@ -9,7 +9,14 @@ import torch.distributed as dist
 
 from thinwire.channels.channel import Scheme
 from thinwire.codecs import Codec, Raw
-from thinwire.collectives import Exchange, GroupExchange, MeshExchange, MeshReduction, Reduction
+from thinwire.collectives import (
+    Exchange,
+    GroupExchange,
+    GroupReduction,
+    MeshExchange,
+    MeshReduction,
+    Reduction,
+)
 from thinwire.collectives.exchange import LENGTH
 from thinwire.links.mesh import Peer
 from thinwire.links.message import Data
@@ -58,26 +65,22 @@ def _slowest(peers: Iterable[Peer]) -> tuple[float | None, float | None]:
 
 
 def over_group(
-    group: dist.ProcessGroup, scheme: Scheme, exact: int, flat: FlatParameters, deadline: float = 60.0
+    group: dist.ProcessGroup, scheme: Scheme, flat: FlatParameters, deadline: float = 60.0
 ) -> Network:
     """Return the network of all ranks of ``group``, which nothing else uses.
 
-    Every message takes the most bytes that the codec of ``scheme`` may need, and the first ``exact`` as many
-    as values as they are. Errors: ``InputError`` where the codec does not know, or may need more than these.
+    Every message takes the most bytes that the codec of ``scheme`` may need. Errors: ``InputError`` where the
+    codec does not know, or may need more than values as they are.
     """
     backend = dist.get_backend(group)
     wrong = (
         f"a group of backend {backend} sends no bytes of main memory; make one by new_group(backend='gloo')"
     )
     require(backend == "gloo", InputError, wrong)
-    wide, narrow = (_capacity(codec, scheme, flat.shape) for codec in (Raw(), scheme.codec))
+    wide, room = (_capacity(codec, scheme, flat.shape) for codec in (Raw(), scheme.codec))
     wrong = f"{scheme.codec!r} may need more bytes than values as they are, and a torch group sends the most"
-    require(narrow <= wide or scheme.codec == Raw(), InputError, f"{wrong}; give peers of connect_mesh")
-    return Network(lambda _: SizedExchange(group, wide, exact, narrow), _no_sums, deadline=deadline)
-
-
-def _no_sums(name: str) -> MeshReduction:
-    raise InputError("plain averages over a torch group are what DDP makes without a hook; leave it out")
+    require(room <= wide or scheme.codec == Raw(), InputError, f"{wrong}; give peers of connect_mesh")
+    return Network(lambda _: _RoomyExchange(group, room), lambda _: GroupReduction(group), deadline=deadline)
 
 
 def _capacity(codec: Codec, scheme: Scheme, shape: tuple[int, int]) -> int:
@@ -95,36 +98,11 @@ def _capacity(codec: Codec, scheme: Scheme, shape: tuple[int, int]) -> int:
     return total
 
 
-class SizedExchange:
-    """A ``GroupExchange`` whose first messages have room for values as they are.
-
-    ``wide``, ``narrow``: bytes of the first ``exact`` messages, and of all later ones.
-    """
-
-    def __init__(self, group: dist.ProcessGroup, wide: int, exact: int, narrow: int) -> None:
-        self._first, self._later, self._exact = (
-            GroupExchange(group, wide),
-            GroupExchange(group, narrow),
-            exact,
-        )
-        self.rank, self.ranks, self.capacity = self._later.rank, self._later.ranks, narrow
-
-    def _of(self, step: int) -> GroupExchange:
-        return self._first if step < self._exact else self._later
+class _RoomyExchange(GroupExchange):
+    """A ``GroupExchange`` that has room for each message, whole."""
 
     def post(self, step: int, payload: Data) -> int:
-        sent = self._of(step).post(step, payload)
+        sent = super().post(step, payload)
         wrong = f"a message of {len(payload)} bytes has room for {sent}: its codec said it needs no more"
         require(sent == len(payload), PayloadError, wrong)
         return sent
-
-    def collect(self, step: int, deadline: float) -> dict[int, bytes]:
-        return self._of(step).collect(step, deadline)
-
-    def drain(self, deadline: float) -> None:
-        self._first.drain(deadline)
-        self._later.drain(deadline)
-
-    def close(self, timeout: float = 5.0) -> None:
-        self._first.close(timeout)
-        self._later.close(timeout)

@@ -12,7 +12,6 @@ import torch.distributed as dist
 from torch.distributed.algorithms.ddp_comm_hooks import powerSGD_hook as power
 from torch.nn.parallel import DistributedDataParallel
 
-from thinwire.channels.channel import Scheme
 from thinwire.channels.memory import NoMemory
 from thinwire.choosing.registry import Parameter, Registry
 from thinwire.links.mesh import Peer
@@ -255,10 +254,12 @@ def _network(
     require(group.size() == many, InputError, wrong)
     wrong = "DDP's own group is taken; make another for the hook by new_group(backend='gloo')"
     require(group is not ddp.process_group, InputError, wrong)
+    if isinstance(method, AllReduce):
+        wrong = "plain averages over a torch group are what DDP makes without a hook"
+        raise InputError(f"{wrong}; leave it out")
     wrong = "this recipe follows the link, of which a torch group tells nothing"
     require(policy is None, InputError, f"{wrong}; give peers of connect_mesh, or choose dd-ef-sgd or topk")
-    scheme, exact = (method.scheme, method.exact) if isinstance(method, Gradients) else (Scheme(), 0)
-    return over_group(group, scheme, exact, flat, deadline)
+    return over_group(group, method.scheme, flat, deadline)
 
 
 def _place(peers: Mapping[int, Peer], many: int) -> int:

@@ -15,7 +15,6 @@ from time import perf_counter
 import torch
 from torch import Tensor
 
-from thinwire.codecs import Raw
 from thinwire.collectives import Reduction
 from thinwire.uses.training.replicas.coder import Coder
 from thinwire.uses.training.replicas.controller import PlanChange
@@ -230,17 +229,24 @@ class DelayedGradients(Synchroniser):
             if self._undoable:
                 self._since = self._since or _Since(self._coder.revert(), dict(self._again))
                 self._since.sent.add(transport.number)
-            codec = Raw() if self._steps < self._exact else transport.controller.codec
-            packets = self._coder.encode(sum(self._again.values(), self._flat.gradients()), codec)
-            if packets is not None:
+            if self._post(sum(self._again.values(), self._flat.gradients())):
                 self._again = {}
-            transport.post(packets, self._undoes)
             self._undoes = False
             self._steps += 1
             while self._waiting > transport.controller.staleness:
                 self._land(apply)
             while transport.first in self._void and len(transport) > transport.controller.staleness:
                 self._collect()
+
+    def _post(self, values: Tensor) -> bool:
+        """Send the gradients of a step; return whether they are finite."""
+        if self._steps < self._exact:
+            finite = self._coder.add_kept(values)
+            self._transport.post_whole(values, finite, self._undoes, keep=self._skips)
+            return finite
+        message = self._coder.encode(values, self._transport.controller.codec)
+        self._transport.post(message, self._undoes)
+        return message is not None
 
     @property
     def _waiting(self) -> int:
@@ -287,8 +293,8 @@ class DelayedGradients(Synchroniser):
         except ReplicaNotFinite as e:
             if not self._skips and number not in self._void:
                 raise
-            if e.own and number not in self._void:
-                self._again[number] = self._coder.mean({self._transport.rank: e.own})
+            if number not in self._void and (e.own or e.whole is not None):
+                self._again[number] = self._coder.of(e.own) if e.whole is None else e.whole
             mean = torch.full(self._flat.shape, math.inf, device=self._flat.device)
         if number in self._void:
             self._void.remove(number)
