@@ -1,4 +1,4 @@
-"""CRC-32 by the compiled pass and without it: what zlib says, of any length, place and sum before."""
+"""CRC-32 by the compiled pass in both widths and without it: what zlib says, whatever the length and place."""
 
 from __future__ import annotations
 
@@ -6,17 +6,20 @@ import random
 import zlib
 from contextlib import nullcontext
 
+import pytest
 from each import each
 
 from thinwire import checksum
 
 DATA = random.Random(0).randbytes((1 << 18) + 999)
-LENGTHS = (0, 1, 15, 63, 64, 65, 127, 129, checksum.SHORT, checksum.SHORT + 17, 1 << 18)
+LENGTHS = (0, 1, 15, 63, 64, 65, 127, 129, checksum.SHORT, checksum.SHORT + 17, checksum.SHORT + 255, 1 << 18)
 
 
-@each("compiled", [True, False])
-def test_it_is_that_of_zlib(compiled: bool) -> None:
-    with nullcontext() if compiled else checksum.without():
+@each("way", ["as this processor can", "sixteen bytes at a time", "by zlib"])
+def test_it_is_that_of_zlib(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    if way == "sixteen bytes at a time":
+        monkeypatch.setattr(checksum, "WIDE", False)
+    with checksum.without() if way == "by zlib" else nullcontext():
         for n in LENGTHS:
             for start, before in ((0, 0), (1, 0xFFFFFFFF), (7, 12345)):
                 view = memoryview(DATA)[start : start + n]

@@ -12,9 +12,11 @@ from thinwire.compiled import Passes, functions
 
 Data = bytes | bytearray | memoryview
 SHORT = 1 << 14  # bytes below which zlib is as fast
-PASSES: Passes = functions(Path(__file__).parent, ("crc32", "crc32_there"))
+PASSES: Passes = functions(Path(__file__).parent, ("crc32", "crc32_there", "crc32_wide_there"))
+WIDE = False  # whether this processor multiplies four blocks at once
 if PASSES:
-    PASSES["crc32"].argtypes = ctypes.c_void_p, ctypes.c_int64, ctypes.c_uint32
+    PASSES["crc32"].argtypes = ctypes.c_void_p, ctypes.c_int64, ctypes.c_uint32, ctypes.c_int64
+    WIDE = bool(PASSES.pop("crc32_wide_there")())
     if not PASSES.pop("crc32_there")():  # by this processor
         PASSES.clear()
 without = PASSES.without
@@ -29,4 +31,4 @@ def crc32(data: Data, crc: int = 0) -> int:
     if len(data) < SHORT or not PASSES:
         return zlib.crc32(data, crc)
     whole = np.frombuffer(data, np.uint8)
-    return int(PASSES["crc32"](whole.ctypes.data, len(whole), crc))
+    return int(PASSES["crc32"](whole.ctypes.data, len(whole), crc, WIDE))

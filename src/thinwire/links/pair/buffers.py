@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import functools
 import mmap
 import sys
 from collections.abc import Iterable
@@ -14,11 +15,26 @@ from thinwire.types import PayloadError, require
 
 LONG = 1 << 17  # bytes of a piece, on average, that are worth letting other threads go on meanwhile
 ROOMY = 1 << 22  # bytes for which the system's large pages are worth asking for
+KEPT = (1 << 25) - (1 << 16)  # bytes: about the largest block that raises what glibc keeps of freed memory
 _FREE = 3  # references to a buffer that is only in a list and in the hands of who asks
 _new = ctypes.pythonapi.PyBytes_FromStringAndSize
 _new.restype, _new.argtypes = ctypes.py_object, (ctypes.c_void_p, ctypes.c_ssize_t)
 _place = ctypes.pythonapi.PyBytes_AsString
 _place.restype, _place.argtypes = ctypes.c_void_p, (ctypes.py_object,)
+
+
+@functools.cache
+def keep_freed() -> None:
+    """Let the C library keep freed blocks of messages for the next ones, where it is glibc; once a process.
+
+    It gives blocks of 128 KiB and more back to the system, which clears each page of new ones, until a larger
+    block was freed: from then on it keeps twice as much. Whoever has set its limits keeps them.
+    """
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        library = ctypes.CDLL(None)
+        library.malloc.restype, library.malloc.argtypes = ctypes.c_void_p, (ctypes.c_size_t,)
+        library.free.restype, library.free.argtypes = None, (ctypes.c_void_p,)
+        library.free(library.malloc(KEPT))  # never touched, so it costs nothing
 
 
 def _in_large_pages(place: int, nbytes: int) -> None:

@@ -15,6 +15,7 @@ from thinwire.links.inbox import ASLEEP, Inbox, failed, renewed
 from thinwire.links.link import Link, LinkEstimate
 from thinwire.links.message import Message
 from thinwire.links.metered import redial
+from thinwire.links.pair.buffers import keep_freed
 from thinwire.links.pair.estimate import Estimator
 from thinwire.links.pair.pieces import LARGE, PieceQueue
 from thinwire.links.pair.segment import (
@@ -79,6 +80,7 @@ class Reliable:
         kernel: KernelCounts | None = None,
         ahead: int | None = None,
     ) -> None:
+        keep_freed()
         self.deadline = deadline
         self.piece = piece  # bytes of a message in one segment
         self.resent = 0  # segments sent again
