@@ -1,4 +1,4 @@
-"""CRC-32 by the compiled pass in both widths and without it: what zlib says, whatever the length and place."""
+"""CRC-32 by the compiled pass in both widths and without it: what zlib says, of any length and place."""
 
 from __future__ import annotations
 

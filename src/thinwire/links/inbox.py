@@ -70,13 +70,14 @@ class Inbox:
         self._waiting: deque[Future[Message]] = deque()
         self._error: Exception | None = None
 
-    def put(self, data: Message) -> None:
-        """Hand ``data`` to the oldest waiting future, or keep it."""
+    def put(self, *messages: Message) -> None:
+        """Hand ``messages`` to the oldest waiting futures, or keep them."""
+        found = []
         with self._lock:
-            taker = self._taker()
-            if taker is None:
-                self._messages.append(data)
-        if taker is not None:  # outside the lock: its callbacks may call get
+            self._messages.extend(messages)
+            while self._messages and (taker := self._taker()) is not None:
+                found.append((taker, self._messages.popleft()))
+        for taker, data in found:  # outside the lock: its callbacks may call get
             taker.set_result(data)
 
     def get(self) -> Future[Message]:
@@ -90,6 +91,12 @@ class Inbox:
             else:
                 self._waiting.append(future)
         return future
+
+    def more(self) -> deque[Message]:
+        """Return the messages that are here already; they are the caller's."""
+        with self._lock:
+            messages, self._messages = self._messages, deque()
+        return messages
 
     def fail(self, error: Exception) -> None:
         """Fail every waiting and later future with ``error``; the first error stays."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from concurrent.futures import Future
 from dataclasses import dataclass
 from threading import Lock
@@ -50,6 +51,10 @@ class Link(Protocol):
         """Return what is known of rate and round trip."""
         ...
 
+    def more(self) -> deque[Message]:
+        """Return what has come already of what later calls of ``recv`` would bring; it is the caller's."""
+        ...
+
     def close(self, timeout: float = 5.0) -> None:
         """Flush for at most ``timeout`` seconds, then stop. Safe to call twice."""
         ...
@@ -80,6 +85,9 @@ class Loopback:
 
     def recv(self) -> Future[Message]:
         return self._inbox.get()
+
+    def more(self) -> deque[Message]:
+        return self._inbox.more()
 
     def estimate(self) -> LinkEstimate:
         return LinkEstimate()

@@ -130,12 +130,17 @@ class Mailbox:
     def _run(self) -> None:
         try:
             while self._error is None:
-                message = self._link.recv().result()
-                with self._handling:
-                    if self._error is None:  # by ``on``, meanwhile
-                        self._file(message)
+                self._receive(self._link.recv().result())
+                more = self._link.more()
+                while more:
+                    self._receive(more.popleft())
         except Exception as e:  # any: a reader that dies in silence leaves its waiters to their deadlines
             self.fail(e)
+
+    def _receive(self, message: Message) -> None:
+        with self._handling:
+            if self._error is None:  # by ``on``, meanwhile
+                self._file(message)
 
     def _file(self, message: Message) -> None:
         first, *rest = buffers_of(message)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from dataclasses import dataclass, field
@@ -117,6 +118,12 @@ class Metered:
         future = self._link.recv()
         future.add_done_callback(self._arrived)
         return future
+
+    def more(self) -> deque[Message]:
+        messages = self._link.more()
+        for data in messages:
+            self._count(self._received, self._label_of(data), data)
+        return messages
 
     def estimate(self) -> LinkEstimate:
         return self._link.estimate()

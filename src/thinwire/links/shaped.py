@@ -111,6 +111,9 @@ class Shaped:
     def recv(self) -> Future[Message]:
         return self._link.recv()
 
+    def more(self) -> deque[Message]:
+        return self._link.more()
+
     def estimate(self) -> LinkEstimate:
         return self._link.estimate()
 

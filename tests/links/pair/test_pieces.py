@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from collections import deque
 from concurrent.futures import Future
 
 import pytest
@@ -97,6 +98,9 @@ class Watched:
 
     def recv(self) -> Future[Message]:
         return self.link.recv()
+
+    def more(self) -> deque[Message]:
+        return self.link.more()
 
     def estimate(self) -> LinkEstimate:
         return self.link.estimate()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import random
 import signal
 import threading
+from collections import deque
 from collections.abc import Iterator
 from concurrent.futures import Future, wait
 from contextlib import contextmanager
@@ -20,7 +21,7 @@ from waiting import threads, until
 from thinwire.links import Link, LinkShape, Metered, Reliable, Shaped, ZmqLink, loopback_pair
 from thinwire.links.link import LinkEstimate
 from thinwire.links.mesh import stack
-from thinwire.links.message import Data
+from thinwire.links.message import Data, Message
 from thinwire.links.pair.reliable import MAX_SEGMENT, PIECE
 from thinwire.links.pair.segment import Kind, label_of, pack, parse
 from thinwire.links.tcp import info as tcp_info
@@ -68,6 +69,9 @@ class Faulty:
 
     def recv(self) -> Future[bytes]:
         return self._link.recv()
+
+    def more(self) -> deque[Message]:
+        return self._link.more()
 
     def estimate(self) -> LinkEstimate:
         return self._link.estimate()

@@ -6,6 +6,7 @@ import math
 import secrets
 import struct
 import threading
+from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future
 from time import monotonic
@@ -149,6 +150,9 @@ class Reliable:
 
     def recv(self) -> Future[Message]:
         return self._inbox.get()
+
+    def more(self) -> deque[Message]:
+        return self._inbox.more()
 
     def estimate(self) -> LinkEstimate:
         with self._lock:
@@ -298,13 +302,18 @@ class Reliable:
             error = self._next.exception()
             if error is not None:
                 raise self._lost(error)
-            data = self._next.result()
+            came = self._link.more()
+            came.appendleft(self._next.result())
             self._next = self._listen()
-            try:
-                segment = parse(data)
-            except PayloadError:
-                self._damage()
-                continue
+            while came and not self._stopped:
+                self._read(came.popleft())  # and let go of it: the next is received where it lay
+
+    def _read(self, data: Message) -> None:
+        try:
+            segment = parse(data)
+        except PayloadError:
+            self._damage()
+        else:
             self._take(segment)
 
     def _check_sends(self) -> None:
@@ -337,8 +346,8 @@ class Reliable:
             self._in.note(segment.number, segment.repair)
             self._ask(now)
             self._ANSWERS.get(segment.kind, lambda *_: None)(self, segment)
-        for message in whole:
-            self._inbox.put(message)
+        if whole:
+            self._inbox.put(*whole)
         if segment.kind == Kind.BYE:
             raise LinkError(f"{self.peer} closed the link")
 

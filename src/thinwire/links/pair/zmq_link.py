@@ -168,6 +168,9 @@ class ZmqLink(PolledSocket):
     def recv(self) -> Future[Message]:
         return self._inbox.get()
 
+    def more(self) -> deque[Message]:
+        return self._inbox.more()
+
     def estimate(self) -> LinkEstimate:
         return LinkEstimate()
 
