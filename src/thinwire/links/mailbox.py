@@ -145,7 +145,8 @@ class Mailbox:
     def _file(self, message: Message) -> None:
         first, *rest = buffers_of(message)
         size = 1 + first[0] if first else 0
-        require(1 < size <= len(first), PayloadError, f"a message from {self.peer} has no tag")
+        if not 1 < size <= len(first):
+            raise PayloadError(f"a message from {self.peer} has no tag")
         tag = bytes(first[1:size])
         body = joined([memoryview(first)[size:], *rest] if len(first) > size else rest)
         with self._changed:

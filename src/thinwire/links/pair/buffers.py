@@ -119,8 +119,8 @@ def joined(pieces: Iterable[Data]) -> bytes:
     b'abc'
     """
     pieces = [piece for piece in pieces if len(piece)]
-    if len(pieces) == 1 and isinstance(pieces[0], bytes):
-        return pieces[0]
+    if len(pieces) == 1 and (isinstance(pieces[0], bytes) or len(pieces[0]) < LONG):
+        return bytes(pieces[0])  # which is no copy of what is bytes already
     nbytes = sum(map(len, pieces))
     if nbytes < LONG * len(pieces):
         return b"".join(pieces)

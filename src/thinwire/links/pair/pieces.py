@@ -28,7 +28,7 @@ class Cut(NamedTuple):
     done: tuple[Future[None], ...] = ()  # of the messages that end with it
 
 
-@dataclass
+@dataclass(slots=True)
 class _Waiting:
     head: memoryview
     body: memoryview
@@ -62,10 +62,8 @@ class PieceQueue:
 
     def add(self, message: Message, label: str, at: float | None) -> Future[None]:
         """Put a message at the end; return the future that is done when the peer has it."""
-        head, *rest = (memoryview(buffer).cast("B") for buffer in buffers_of(message))
-        if not rest:
-            head, rest = head[:0], [head]
-        body = rest[0] if len(rest) == 1 else memoryview(joined(rest))
+        first, *rest = buffers_of(message) if isinstance(message, Parts) else (b"", message)
+        head, body = memoryview(first), memoryview(rest[0] if len(rest) == 1 else joined(rest)).cast("B")
         waiting = _Waiting(head, body, label, at, len(head) + len(body))
         self._waiting.append(waiting)
         self.nbytes += waiting.left
@@ -85,10 +83,11 @@ class PieceQueue:
     def _shared(self) -> list[_Waiting]:
         """Return the messages from the first on that may share a segment."""
         found: list[_Waiting] = []
-        label, size = self._waiting[0].label, 0
+        label, room = self._waiting[0].label, LARGE
         for waiting in self._waiting:
-            size += LENGTH.size + waiting.left
-            if waiting.sent or waiting.left > SHARED or size > LARGE or waiting.label != label:
+            left = waiting.left
+            room -= LENGTH.size + left
+            if waiting.sent or left > SHARED or room < 0 or waiting.label != label:
                 break
             found.append(waiting)
         return found
@@ -99,7 +98,7 @@ class PieceQueue:
             parts += LENGTH.pack(waiting.left), waiting.head, waiting.body
             self.nbytes -= waiting.left
             self._waiting.popleft()
-        done = tuple(waiting.done for waiting in shared)
+        done = tuple([waiting.done for waiting in shared])
         return Cut(Kind.MANY, shared[0].label, Parts(b"", self._spare.filled(parts)), shared[0].at, done)
 
     def _piece(self, piece: int, fast: bool) -> Cut:

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import enum
 import struct
-from dataclasses import dataclass
+from typing import NamedTuple
 
 from thinwire.checksum import crc32
 from thinwire.links.message import Message, Parts, buffers_of
@@ -57,8 +57,7 @@ class Kind(enum.IntEnum):
 DATA = (Kind.DATA, Kind.MORE, Kind.FIRST, Kind.MANY)
 
 
-@dataclass(frozen=True)
-class Segment:
+class Segment(NamedTuple):
     """One piece on the wire, parsed."""
 
     session: int

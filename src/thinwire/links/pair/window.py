@@ -223,12 +223,13 @@ def _several(parts: tuple[memoryview, ...]) -> list[Message]:
     filled = [part for part in parts if part]
     body = filled[0] if len(filled) == 1 else memoryview(joined(filled))
     found: list[Message] = []
-    while body:
-        require(len(body) >= LENGTH.size, PayloadError, "a segment of several messages ends in a length")
-        end = LENGTH.size + LENGTH.unpack_from(body)[0]
-        require(end <= len(body), PayloadError, "a segment of several messages ends within one")
-        found.append(body[LENGTH.size : end])
-        body = body[end:]
+    end, size = 0, len(body)
+    while end < size:
+        begin = end + LENGTH.size
+        require(begin <= size, PayloadError, "a segment of several messages ends in a length")
+        end = begin + LENGTH.unpack_from(body, end)[0]
+        require(end <= size, PayloadError, "a segment of several messages ends within one")
+        found.append(body[begin:end])
     return found
 
 
