@@ -25,6 +25,7 @@ KEPT, FIRST = 1 << 13, 16  # bytes of a part that stay known on the host
 _KNOWN = "thinwire_first_bytes"  # an attribute of such a tensor: it goes with it
 ALIGNMENT = 16  # bytes: a view of any dtype may begin there
 SMALL = 1 << 20  # bytes up to which a copy takes less time than to order streams, and so has none of its own
+LONG = 1 << 16  # bytes whose copy takes longer than to let other threads have the interpreter
 LARGE = 1 << 22  # bytes from which on several threads copy to pinned memory
 Data = bytes | bytearray | memoryview
 Layout = Sequence[tuple[torch.dtype, int]]  # dtype and number of values of each part
@@ -165,6 +166,8 @@ def put_together(
     for piece, (start, n) in zip(pieces, inside, strict=True):
         if host is not None and n >= LARGE:
             host[start : start + n].copy_(_view(piece))
+        elif n >= LONG:  # other threads go on meanwhile
+            np.copyto(np.frombuffer(room, np.uint8)[start : start + n], np.frombuffer(piece, np.uint8))
         else:
             room[start : start + n] = piece
     if host is None or there is None:

@@ -28,7 +28,7 @@ from thinwire.uses.federated.update_messages import Update, VersionForm, Version
 from thinwire.uses.following.pull import manifest
 from thinwire.uses.following.pull.manifest import File, Manifest, Proof, StoredVersion
 from thinwire.uses.following.push import protocol
-from thinwire.uses.pictures.messages import RankMessage as Passed
+from thinwire.uses.pictures.rank_message import RankMessage as Passed
 from thinwire.uses.training.replicas.controller import ExchangeMessage as Exchanged
 from thinwire.uses.training.replicas.controller import Measurement
 

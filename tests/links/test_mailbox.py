@@ -57,6 +57,34 @@ def test_handlers_get_their_prefix_also_what_came_before(boxes: tuple[Mailbox, M
     assert b.get(b"d", LONG, "d") == b"filed"
 
 
+def test_messages_are_opened_before_somebody_wants_them(boxes: tuple[Mailbox, Mailbox]) -> None:
+    """On the thread that reads; what cannot be opened is told to whoever wants it, and to nobody else."""
+    a, b = boxes
+    threads = set[threading.Thread]()
+
+    def opener(body: bytes) -> int:
+        threads.add(threading.current_thread())
+        return int(body)
+
+    def sent(*messages: tuple[bytes, bytes]) -> None:
+        for tag, body in (*messages, (b"sync", b"")):
+            a.send(tag, body)
+        b.get(b"sync", LONG, "sync")
+
+    sent((b"n/1", b"7"))
+    b.opens(b"n/", opener)
+    sent((b"n/1", b"8"), (b"n/2", b"x"), (b"n/1", b"9"), (b"m", b"x"))
+    assert [b.look(b"n/1") for _ in range(3)] == [b"7", 8, 9]
+    assert threading.current_thread() not in threads
+    assert len(threads) == 1
+    with pytest.raises(ValueError, match="invalid literal"):
+        b.look(b"n/2")
+    assert (b.look(b"n/2"), b.look(b"m"), b.error) == (None, b"x", None)
+    b.opens(b"n/", None)
+    sent((b"n/1", b"10"))
+    assert b.look(b"n/1") == b"10"
+
+
 @pytest.mark.parametrize("tag", [b"", b"x" * 256])
 def test_a_tag_has_a_length(boxes: tuple[Mailbox, Mailbox], tag: bytes) -> None:
     with pytest.raises(InputError, match=f"not {len(tag)}"):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import math
 import struct
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import lru_cache
 from typing import Any, NamedTuple
 
@@ -76,6 +76,44 @@ def packed(packet: Packet, lead: int = 0, summed: bool = True) -> bytes | memory
     Errors: ``InputError`` for parts that no packet can hold, and whatever was found wrong on the device with
     the values in it: the keys' next message is then one that needs no reference.
     """
+    parts, layout, here = _parts(packet)
+    return _summed(packet, parts, layout, summed) if here else packing([packet], lead, summed)()[0]
+
+
+def packing(
+    packets: Sequence[Packet], lead: int = 0, summed: bool = True
+) -> Callable[[], list[bytes | memoryview]]:
+    """Begin to pack the packets of a message, and return what waits for it: the bytes of each, as ``packed``.
+
+    All that is on a device sets out in one copy, behind what this thread has queued there. ``lead`` is of a
+    packet that is alone.
+    """
+    data: list[bytes | memoryview] = [b""] * len(packets)
+    away = dict[int, _Leaving]()
+    for i, packet in enumerate(packets):
+        parts, layout, here = _parts(packet)
+        if here:
+            data[i] = _summed(packet, parts, layout, summed)
+        else:
+            away[i] = _Leaving(packet, parts, layout)
+    alone = len(away) == len(packets) == 1
+    room = lead + HEAD.size + _head_nbytes(packets[0]) if alone else 0
+    crossing = [part for one in away.values() for part in one.crossing]
+    staged = staging.to_host(crossing, room, align=1 if alone else staging.ALIGNMENT)
+
+    def wait() -> list[bytes | memoryview]:
+        if alone:
+            return [away[0].in_place(staged, room, lead, summed)]
+        crossed = iter(zip(staged.views(), staged.tensors(), strict=True)) if away else iter(())
+        for i, one in away.items():
+            data[i] = one.joined(crossed, summed)
+        return data
+
+    return wait
+
+
+def _parts(packet: Packet) -> tuple[list[Tensor], list[int], bool]:
+    """Return the parts of a packet, dtype and length of each, and whether all that it says is on the host."""
     parts, layout, here = list[Tensor](), list[int](), packet.verdicts is None
     for section in packet.sections:
         own = section.payload.parts
@@ -86,8 +124,11 @@ def packed(packet: Packet, lead: int = 0, summed: bool = True) -> bytes | memory
             layout += code, part.numel()
             here = here and part.is_cpu
         parts += own
-    if not here:
-        return _from_device(packet, parts, layout, lead, summed)
+    return parts, layout, here
+
+
+def _summed(packet: Packet, parts: list[Tensor], layout: list[int], summed: bool) -> bytes:
+    """Return a packet of the host as bytes."""
     pieces: list[Data] = [_head(packet, layout), *map(staging.memory, parts)]
     return b"".join([_summary(pieces, summed), *pieces])
 
@@ -100,34 +141,50 @@ def _summary(pieces: Sequence[Data], summed: bool) -> bytes:
     return HEAD.pack(MAGIC, VERSION, 0 if summed else UNSUMMED, crc)
 
 
-def _from_device(
-    packet: Packet, parts: list[Tensor], layout: list[int], before: int, summed: bool
-) -> memoryview:
-    """Return the packet as bytes in the memory that it was copied to, its head written before the parts."""
-    entries, verdicts = Entries.of(packet.entries), packet.verdicts
-    lengths: dict[int, int] = {}
-    if verdicts is not None and any(p.nbytes > AT_ONCE for p in verdicts.shortened()):
-        lengths, verdicts = verdicts.settle(), None
-        parts = [p[: lengths.get(id(p), p.numel())] for p in parts]
-    asked = [] if entries.sums is None else [entries.sums]
-    asked += [] if verdicts is None else verdicts.tensors()
-    lead = before + HEAD.size + _head_nbytes(packet)
-    staged = staging.to_host([*parts, *asked], lead, align=1)
-    data, read = staged.wait(), staged.tensors(len(parts))
-    if entries.sums is not None:
-        entries.checked(read.pop(0))
-    if verdicts is not None:
-        lengths = verdicts.settle(read)
-    layout[1::2] = counts = [lengths.get(id(p), p.numel()) for p in parts]
-    end = start = lead
-    for part, n in zip(parts, counts, strict=True):
-        if start != end:
-            data[end : end + n * part.itemsize] = data[start : start + n * part.itemsize]
-        end, start = end + n * part.itemsize, start + part.nbytes
-    start = before + HEAD.size
-    data[start:lead] = _head(packet, layout)
-    data[before:start] = _summary([data[start:end]], summed)
-    return data[:end]
+class _Leaving:
+    """A packet of a device, and what of it crosses: its parts, and what is asked about them."""
+
+    def __init__(self, packet: Packet, parts: list[Tensor], layout: list[int]) -> None:
+        self.packet, self._layout = packet, layout
+        self._entries, self._verdicts = Entries.of(packet.entries), packet.verdicts
+        self._lengths: dict[int, int] = {}
+        if self._verdicts is not None and any(p.nbytes > AT_ONCE for p in self._verdicts.shortened()):
+            self._lengths, self._verdicts = self._verdicts.settle(), None
+            parts = [p[: self._lengths.get(id(p), p.numel())] for p in parts]
+        self._parts = parts
+        asked = [] if self._entries.sums is None else [self._entries.sums]
+        asked += [] if self._verdicts is None else self._verdicts.tensors()
+        self.crossing = [*parts, *asked]
+
+    def in_place(self, staged: staging.Staged, lead: int, before: int, summed: bool) -> memoryview:
+        """Return the packet in the memory that it was copied to, its head written before the parts."""
+        data, start = staged.wait(), before + HEAD.size
+        self._answered(staged.tensors(len(self._parts)))
+        end = at = lead
+        for part, n in zip(self._parts, self._layout[1::2], strict=True):
+            if at != end:
+                data[end : end + n * part.itemsize] = data[at : at + n * part.itemsize]
+            end, at = end + n * part.itemsize, at + part.nbytes
+        data[start:lead] = _head(self.packet, self._layout)
+        data[before:start] = _summary([data[start:end]], summed)
+        return data[:end]
+
+    def joined(self, crossed: Iterator[tuple[memoryview, Tensor]], summed: bool) -> bytes:
+        """Return the packet from what has crossed of it, the next of all that has."""
+        own = [next(crossed) for _ in self.crossing]
+        self._answered([tensor for _, tensor in own[len(self._parts) :]])
+        sizes = [n * part.itemsize for part, n in zip(self._parts, self._layout[1::2], strict=True)]
+        views = [view[:size] for (view, _), size in zip(own, sizes, strict=False)]
+        pieces: list[Data] = [_head(self.packet, self._layout), *views]
+        return b"".join([_summary(pieces, summed), *pieces])
+
+    def _answered(self, read: list[Tensor]) -> None:
+        """Take what was asked, on the host: checks, findings, and how long the parts are."""
+        if self._entries.sums is not None:
+            self._entries.checked(read.pop(0))
+        if self._verdicts is not None:
+            self._lengths = self._verdicts.settle(read)
+        self._layout[1::2] = [self._lengths.get(id(p), p.numel()) for p in self._parts]
 
 
 def _head(packet: Packet, layout: list[int]) -> bytes:

@@ -21,6 +21,7 @@ import torch.distributed as dist
 from torch import Tensor
 
 from thinwire.links.inbox import pending, renewed
+from thinwire.links.mailbox import Opener
 from thinwire.links.mesh import LOOK, Peer, StallDeadline, get_all
 from thinwire.links.message import Data
 from thinwire.links.pair.reliable import PIECE
@@ -169,14 +170,19 @@ class MeshExchange:
         step: int,
         deadline: float,
         what: str = "",
-        final: Callable[[bytes], bool] | None = None,
-    ) -> dict[int, bytes]:
+        final: Callable[[Any], bool] | None = None,
+    ) -> dict[int, Any]:
         """Collect as any ``Exchange``; ``what`` is awaited, in words of an error; ``final``: ``get_all``."""
         return self._posts.get(self.peers, "message", step, deadline, what or _message(step), final)
 
-    def receive(self, rank: int, step: int, deadline: float, what: str = "") -> bytes:
+    def receive(self, rank: int, step: int, deadline: float, what: str = "") -> Any:
         """Return the message of one peer alone; what the others send for this step stays."""
         return self._posts.get([rank], "message", step, deadline, what or _message(step))[rank]
+
+    def opened_by(self, opener: Opener | None) -> None:
+        """Let ``opener`` make of messages what ``collect`` and ``receive`` return; see ``Mailbox``."""
+        for peer in self.peers.values():
+            peer.mailbox.opens(self._posts.prefix("message"), opener)
 
     def drain(self, deadline: float) -> None:
         self._posts.drain(deadline)
@@ -244,8 +250,8 @@ class Posts:
         step: int,
         deadline: float,
         what: str,
-        final: Callable[[bytes], bool] | None = None,
-    ) -> dict[int, bytes]:
+        final: Callable[[Any], bool] | None = None,
+    ) -> dict[int, Any]:
         """Return the next message of a kind for a step from each of some peers, by rank; see ``get_all``."""
         awaited = {rank: self.peers[rank] for rank in ranks}
         return get_all(awaited, self.tag(kind, step), deadline, what, self.peers.values(), final)

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import threading
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from thinwire.links.inbox import renewed
 from thinwire.links.link import Link
@@ -14,9 +16,18 @@ from thinwire.links.pair.buffers import joined
 from thinwire.types import InputError, LinkError, PayloadError, require
 
 Handler = Callable[[bytes, bytes], None]  # tag, body
+Opener = Callable[[bytes], object]  # body
+T = TypeVar("T")
 MAX_TAG = 255  # bytes
 SMALL = 1 << 12  # bytes that cost less to copy than to keep apart
 FILLER = b"\0filler"  # the tag of messages that are sent for the sending's sake; dropped on arrival
+
+
+@dataclass(frozen=True)
+class _Unopened:
+    """What stands for a message that could not be opened."""
+
+    error: Exception
 
 
 class Mailbox:
@@ -28,8 +39,9 @@ class Mailbox:
 
     def __init__(self, link: Link) -> None:
         self._link = link
-        self._filed: defaultdict[bytes, deque[bytes]] = defaultdict(deque)
+        self._filed: defaultdict[bytes, deque[Any]] = defaultdict(deque)
         self._handlers: dict[bytes, Handler] = {FILLER: lambda tag, body: None}
+        self._openers: dict[bytes, Opener] = {}
         self._claimed: Counter[str] = Counter()
         self._changed = threading.Condition()
         self._handling = threading.RLock()  # held while a message is filed or handled: they keep their order
@@ -62,17 +74,21 @@ class Mailbox:
         """
         found = self.look(tag, timeout)
         require(found is not None, LinkError, f"waited {timeout:g} s for {what} from {self.peer}")
-        return found  # type: ignore[return-value]  # require has checked it
+        return found
 
-    def look(self, tag: bytes, timeout: float = 0.0) -> bytes | None:
-        """Return the next message with this tag, or None where none comes within ``timeout`` seconds."""
+    def look(self, tag: bytes, timeout: float = 0.0) -> Any:
+        """Return the next message with this tag, or None where none comes within ``timeout`` seconds.
+
+        That is its body, or what an opener made of it; what that raised is raised here.
+        """
         with self._changed:
             self._changed.wait_for(lambda: self._filed.get(tag) or self._error is not None, timeout)
-            if self._filed.get(tag):
-                return self._take(tag)
-            if self._error is not None:
+            found = self._take(tag) if self._filed.get(tag) else None
+            if found is None and self._error is not None:
                 raise renewed(self._error)
-        return None
+        if isinstance(found, _Unopened):
+            raise found.error
+        return found
 
     def on(self, prefix: bytes, handler: Handler) -> None:
         """Call ``handler(tag, body)`` on the reader thread for tags with this prefix, the longest that fits.
@@ -90,6 +106,18 @@ class Mailbox:
             except LinkError as e:
                 self.fail(e)
 
+    def opens(self, prefix: bytes, opener: Opener | None) -> None:
+        """File what ``opener(body)`` returns in place of each message with this prefix, from now on.
+
+        So it is opened on the reader thread, while whoever waits for it still has something else to do. What
+        has come before stays as it is. None: messages are filed as they come.
+        """
+        with self._handling:
+            if opener is None:
+                self._openers.pop(prefix, None)
+            else:
+                self._openers[prefix] = opener
+
     def claim(self, name: str) -> str:
         """Return ``name`` for tags of one's own, numbered where it was claimed before, by both ends alike."""
         with self._changed:
@@ -98,9 +126,9 @@ class Mailbox:
         return f"{name}#{number}" if number else name
 
     def forget(self, prefix: bytes) -> None:
-        """Drop the handlers of tags with this prefix, and what was filed under it."""
+        """Drop the handlers and openers of tags with this prefix, and what was filed under it."""
         with self._handling, self._changed:
-            for tags in (self._handlers, self._filed):
+            for tags in (self._handlers, self._openers, self._filed):
                 for tag in [tag for tag in tags if tag.startswith(prefix)]:
                     del tags[tag]
 
@@ -120,7 +148,7 @@ class Mailbox:
             self._error = self._error or error
             self._changed.notify_all()
 
-    def _take(self, tag: bytes) -> bytes:
+    def _take(self, tag: bytes) -> Any:
         filed = self._filed[tag]
         body = filed.popleft()
         if not filed:
@@ -149,13 +177,15 @@ class Mailbox:
             raise PayloadError(f"a message from {self.peer} has no tag")
         tag = bytes(first[1:size])
         body = joined([memoryview(first)[size:], *rest] if len(first) > size else rest)
-        with self._changed:
-            handler = self._handler(tag)
-            if handler is None:
-                self._filed[tag].append(body)
-                self._changed.notify_all()
+        handler = _longest(self._handlers, tag)
         if handler is not None:
             self._handle(handler, tag, body)
+            return
+        opener = _longest(self._openers, tag)
+        found = body if opener is None else _opened(opener, body)
+        with self._changed:
+            self._filed[tag].append(found)
+            self._changed.notify_all()
 
     def _handle(self, handler: Handler, tag: bytes, body: bytes) -> None:
         try:
@@ -163,6 +193,14 @@ class Mailbox:
         except Exception as e:
             raise LinkError(f"the handler of {tag!r} from {self.peer} failed: {e}") from e
 
-    def _handler(self, tag: bytes) -> Handler | None:
-        fitting = [p for p in self._handlers if tag.startswith(p)]
-        return self._handlers[max(fitting, key=len)] if fitting else None
+
+def _longest(known: Mapping[bytes, T], tag: bytes) -> T | None:
+    fitting = [p for p in known if tag.startswith(p)]
+    return known[max(fitting, key=len)] if fitting else None
+
+
+def _opened(opener: Opener, body: bytes) -> object:
+    try:
+        return opener(body)
+    except Exception as e:  # any: it is whose who awaits the message
+        return _Unopened(e)

@@ -142,14 +142,14 @@ def get_all(
     deadline: float,
     what: str,
     others: Iterable[Peer] = (),
-    final: Callable[[bytes], bool] | None = None,
-) -> dict[int, bytes]:
+    final: Callable[[Any], bool] | None = None,
+) -> dict[int, Any]:
     """Return the next message with this tag from each peer, by rank in ascending order; see ``Peer.get``.
 
     ``final``: whether a message says that the rest need not come; what has come until then is returned.
     """
     progress = StallDeadline((*peers.values(), *others), deadline)
-    waiting, found = dict(sorted(peers.items())), dict[int, bytes]()
+    waiting, found = dict(sorted(peers.items())), dict[int, Any]()
     while waiting:
         for i, (rank, peer) in enumerate(list(waiting.items())):
             body = peer.mailbox.look(tag, 0.0 if i else min(LOOK, deadline))

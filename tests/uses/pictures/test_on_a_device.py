@@ -14,17 +14,19 @@ from picture_models import flux, flux_inputs
 from torch import Tensor, nn
 
 import thinwire
-from thinwire.types import DesyncError, InputError
+from thinwire.types import DesyncError, InputError, PayloadError
+from thinwire.uses.pictures.arrivals import Arrivals
 from thinwire.uses.pictures.bit_sums import sums_of
-from thinwire.uses.pictures.coding import Endpoints, mask_packet
+from thinwire.uses.pictures.coding import Endpoints, mask_packet, whole
 from thinwire.uses.pictures.context_parallel.recipes import ATTENTION, OUTPUT, parse_diffusion_recipe
 from thinwire.uses.pictures.diffusers_names.interfaces import ExpertLayer
 from thinwire.uses.pictures.expert_parallel.dispatch import PeerRows, computed
 from thinwire.uses.pictures.expert_parallel.pairs import WantedPairs, marked
 from thinwire.uses.pictures.expert_parallel.recipes import DISPATCH, parse_experts_recipe
-from thinwire.uses.pictures.message_bytes import opened, packed
-from thinwire.uses.pictures.messages import ExchangeTally, Key, Posted, RankMessage, TensorKind
+from thinwire.uses.pictures.message_bytes import opened, packing
+from thinwire.uses.pictures.messages import ExchangeTally, Posted
 from thinwire.uses.pictures.model_calls import CallInputs
+from thinwire.uses.pictures.rank_message import Key, RankMessage, TensorKind
 from thinwire.uses.pictures.send_lane import SendLane
 from thinwire.verdicts import Questions
 
@@ -39,6 +41,9 @@ def drawn(step: int, dtype: torch.dtype) -> Tensor:
     return (first + 0.1 * step * move).to(dtype)
 
 
+SENT: Any = SimpleNamespace(
+    tally=ExchangeTally(), decode=lambda _, ends, rank, *rest: ends.decode(rank, *rest)
+)
 RECIPES = ("raw", "fp16", "int8", "compact", "compact:bits=2,early=1", "lowrank", "compact-pipe")
 
 
@@ -46,7 +51,8 @@ RECIPES = ("raw", "fp16", "int8", "compact", "compact:bits=2,early=1", "lowrank"
 def test_a_message_crosses_once_each_way(recipe: str, role: str) -> None:
     coding = parse_diffusion_recipe(recipe).schemes[role]
     sender, there, here = (Endpoints(coding, [0]) for _ in range(3))
-    questions = Questions()
+    questions, arrivals = Questions(), Arrivals(SimpleNamespace(opened_by=lambda opener: None))  # type: ignore[arg-type]
+    arrivals.begin(DEVICE)
     alone = Endpoints(coding, [0])  # the same, on the CPU
     with Elsewhere() as seen:
         for step in range(3):
@@ -60,7 +66,9 @@ def test_a_message_crosses_once_each_way(recipe: str, role: str) -> None:
             assert bytes(body) == RankMessage(7, 8, [alone.encode(x, KEYS, step)[0]]).pack()
             [data] = RankMessage.unpack(body).data
             seen.clear()
-            [found] = opened([data], DEVICE)
+            came = arrivals.open(bytes(body))  # as the thread of the link does
+            assert (seen.to_host, seen.to_device, seen.waits) == (0, 1, [])
+            [found] = arrivals.take(came, DEVICE)
             made = there.decode(0, found, KEYS, [SHAPE], given, questions)
             assert (seen.to_host, seen.to_device, seen.waits) == (0, 1, [])
             [on_cpu] = opened([data], HERE)
@@ -72,13 +80,55 @@ def test_a_message_crosses_once_each_way(recipe: str, role: str) -> None:
         assert seen.to_host == len(seen.waits) <= 1
 
 
+def test_packets_of_one_message_cross_together_each_way() -> None:
+    """Rows that are new, and others: two packets of one message to the ranks of experts."""
+    coding = parse_experts_recipe("dice-residual").schemes[DISPATCH]
+    here, there = PeerRows(coding, 1, SENT), PeerRows(coding, 1, SENT)
+    x = torch.randn(9, 8, generator=torch.Generator().manual_seed(1))
+    with Elsewhere() as seen:
+        for step, wanted in enumerate(([0, 2, 5], [0, 3, 5])):
+            mark = torch.zeros(9, dtype=torch.bool)
+            mark[wanted] = True
+            [on_cpu], [away] = marked([mark], HERE), marked([mark], DEVICE)
+            [first] = [whole(mark[None], [5])]
+            alike, _ = here.send((x + step)[wanted], on_cpu, 3, step)
+            sent, _ = there.send((x + step)[wanted].to(DEVICE), away, 3, step)
+            seen.clear()
+            data = packing([first, *sent])()
+            assert (seen.to_host, seen.to_device, len(seen.waits)) == (1, 0, 1), seen.waits
+            assert [bytes(d) for d in data] == [bytes(d) for d in packing([first, *alike])()]
+            assert sum(map(bool, map(len, data))) == 2 + step
+            seen.clear()
+            back = opened(data[1:], DEVICE)
+            assert (seen.to_host, seen.to_device, seen.waits) == (0, 1, [])
+            parts = [p for packet in back if packet for s in packet.sections for p in s.payload.parts]
+            assert all(isinstance(p, There) for p in parts)
+
+
+def test_messages_wait_on_the_host_where_too_many_are_on_the_device() -> None:
+    """And one that cannot be opened is refused where it is taken, not where it comes."""
+    body = bytes(RankMessage(7, 8, [whole(torch.ones(1, 4), [1])]).pack())
+    arrivals = Arrivals(SimpleNamespace(opened_by=lambda opener: None), room=2 * len(body))  # type: ignore[arg-type]
+    arrivals.begin(HERE)
+    came = [arrivals.open(body) for _ in range(3)]
+    assert [one.packets is None for one in came] == [False, False, True]
+    assert all(arrivals.take(one, HERE)[0] is not None for one in came)
+    assert arrivals.open(body).packets is not None
+    arrivals.drop(came[0])
+    cut = RankMessage(7, 8, [b"TW no packet"]).pack()
+    bad = arrivals.open(bytes(cut))
+    with pytest.raises(PayloadError, match="wire version"):
+        arrivals.take(bad, HERE)
+    assert arrivals.open(bytes(RankMessage.stop().pack())).message.stopped
+
+
 def test_a_wrong_reference_is_found_when_the_device_is_asked() -> None:
     coding = parse_diffusion_recipe("compact").schemes[ATTENTION]
     sender, there, questions = Endpoints(coding, []), Endpoints(coding, [0]), Questions()
     with Elsewhere():
         for step in range(2):
             x = drawn(step, torch.bfloat16).to(DEVICE)
-            [found] = opened(packed([sender.encode(x, KEYS, step)[0]]), DEVICE)
+            [found] = opened(packing([sender.encode(x, KEYS, step)[0]])(), DEVICE)
             if step:
                 [parts] = (there._receivers[0]._references.store.get(k) for k in KEYS[1:])
                 parts[0].add_(1)  # type: ignore[index]
@@ -96,10 +146,7 @@ def test_which_tokens_go_to_which_experts_is_read_once_and_rows_cross_once_each_
     )
     draw = torch.Generator().manual_seed(1)
     x, chosen = torch.randn(9, 8, generator=draw).bfloat16(), torch.rand(9, 4, generator=draw) < 0.4
-    traffic: Any = SimpleNamespace(
-        tally=ExchangeTally(), decode=lambda _, ends, rank, *rest: ends.decode(rank, *rest)
-    )
-    here, there = PeerRows(coding, 1, traffic), PeerRows(coding, 0, traffic)
+    here, there = PeerRows(coding, 1, SENT), PeerRows(coding, 0, SENT)
     key, mask = Key(0, 0, TensorKind.TOKENS, 0), Key(0, 0, TensorKind.CHOICES, 0)
     posted = Posted(0, "tokens", key, 0, 3)
     with Elsewhere() as seen:
@@ -109,7 +156,7 @@ def test_which_tokens_go_to_which_experts_is_read_once_and_rows_cross_once_each_
         assert (seen.to_host, seen.to_device, len(seen.waits)) == (1, 1, 1)
         sent, _ = here.send(there_x.index_select(0, pairs.tokens[1].there), pairs.tokens[1], key.pack(), 0)
         seen.clear()
-        data = packed([mask_packet(pairs.of(owned[1]), mask.pack()), *sent])
+        data = packing([mask_packet(pairs.of(owned[1]), mask.pack()), *sent])()
         assert (seen.to_host, seen.to_device, len(seen.waits)) == (1, 0, 1)
         seen.clear()
         [first], rest = opened(data[:1], HERE), opened(data[1:], DEVICE)
@@ -158,14 +205,13 @@ def test_a_sum_of_bits_is_of_all_bits_wherever_they_lie(dtype: torch.dtype) -> N
 
 
 def test_ranks_of_two_types_are_told_so() -> None:
-    def rank(peers: Mesh, dtype: torch.dtype) -> None:
-        with thinwire.parallel(nn.Module.to(flux(), dtype), peers, "compact"):
+    def rank(peers: Mesh, model: nn.Module) -> None:
+        with thinwire.parallel(model, peers, "compact"):
             pass
 
+    models = [nn.Module.to(flux(), dtype) for dtype in (torch.float32, torch.bfloat16)]
     with meshes(2) as two, pytest.raises(InputError, match=r"has the type of its weights 'torch\.\w+', and"):
-        together(
-            [lambda one=one: rank(*one) for one in zip(two, (torch.float32, torch.bfloat16), strict=True)]
-        )
+        together([lambda one=one: rank(*one) for one in zip(two, models, strict=True)])
 
 
 @cuda

@@ -18,9 +18,11 @@ from thinwire.collectives.exchange import words_of
 from thinwire.links.mailbox import Mailbox
 from thinwire.links.mesh import Peer
 from thinwire.types import InputError, LinkError, PayloadError, require
+from thinwire.uses.pictures.arrivals import is_last
 from thinwire.uses.pictures.diffusers_names.tested_version import version
-from thinwire.uses.pictures.messages import ExchangeTally, RankMessage, is_last
+from thinwire.uses.pictures.messages import ExchangeTally
 from thinwire.uses.pictures.model_calls import StepCounter
+from thinwire.uses.pictures.rank_message import RankMessage
 from thinwire.uses.pictures.weight_checksums import is_setting
 
 

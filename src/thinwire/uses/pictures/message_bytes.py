@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 
@@ -23,17 +23,25 @@ def device_of(packets: Sequence[Packet | Data]) -> torch.device:
     return _CPU
 
 
-def packed(packets: Sequence[Packet | Data]) -> list[Data]:
-    """Return the packets of a message as bytes: one copy from their device for each, and one wait for it.
+def packing(packets: Sequence[Packet | Data], lead: int = 0) -> Callable[[], list[Data]]:
+    """Begin to pack a message, and return what waits for it: its packets as bytes.
 
-    They have no check sums: the link that carries them has.
+    All that is on a device crosses in one copy, behind what this thread has queued there. ``lead``: bytes
+    before a packet of a device that is alone. They have no check sums: the link that carries them has.
     """
-    return [wire.packed(packet, summed=False) if isinstance(packet, Packet) else packet for packet in packets]
+    begun = wire.packing([p for p in packets if isinstance(p, Packet)], lead, summed=False)
+
+    def wait() -> list[Data]:
+        made = iter(begun())
+        return [next(made) if isinstance(packet, Packet) else packet for packet in packets]
+
+    return wait
 
 
 def opened(data: Sequence[Data], device: torch.device) -> list[Packet | None]:
-    """Return the packets of a message, each on ``device`` in one copy. What is empty is none.
+    """Return the packets of a message on ``device``, all in one copy; for one that is empty, None.
 
     Errors: ``PayloadError``. Their shapes are yet to be checked.
     """
-    return [wire.unpack(each, UNBOUNDED, device, summed=False) if len(each) else None for each in data]
+    found = iter(wire.unpack_all([each for each in data if len(each)], UNBOUNDED, device, summed=False))
+    return [next(found) if len(each) else None for each in data]

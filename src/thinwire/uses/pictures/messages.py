@@ -1,13 +1,5 @@
 """The messages of a generation: numbered, sent, awaited, checked against what is due, and repaired.
 
-A message is a small head, then packets that describe themselves. Little-endian::
-
-    version u8 (2), state u8 (0: packets follow; 1: the sender makes no more calls, and a packet may say why),
-    packets u16
-    key u64: what is exchanged, as ``Key`` packs it; inputs u32: a checksum of the call's inputs; where state
-    is 1, key is 1 + the rank that the sender waited for in vain, or 0
-    each packet: length u32, bytes as ``channels/wire.py`` has them
-
 A rank whose reference of a peer is no longer the peer's asks for the values themselves. The peer answers from
 the thread that reads its link, at any time, and sends a keyframe next. It is asked for one of its last
 exchanges: it cannot be far ahead of a rank whose messages it needs.
@@ -15,37 +7,30 @@ exchanges: it cannot be far ahead of a rank whose messages it needs.
 
 from __future__ import annotations
 
-import json
 import struct
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
-from enum import IntEnum
 from functools import partial
 from threading import Lock
 from time import perf_counter
-from typing import Any, NamedTuple
 from weakref import WeakKeyDictionary, ref
 
 import torch
 from torch import Tensor
 
-from thinwire.channels import wire
 from thinwire.collectives import MeshExchange
-from thinwire.collectives.exchange import LENGTH, Framing
 from thinwire.links.mailbox import Mailbox
 from thinwire.links.mesh import Peer
 from thinwire.types import DesyncError, InputError, LinkError, Packet, PayloadError, require
+from thinwire.uses.pictures.arrivals import Arrivals, Received, arrived, is_last
 from thinwire.uses.pictures.coding import Endpoints, Shape, whole
-from thinwire.uses.pictures.message_bytes import Data, device_of, opened, packed
+from thinwire.uses.pictures.message_bytes import device_of, opened, packing
 from thinwire.uses.pictures.model_calls import PROMPT, Inquiry
+from thinwire.uses.pictures.rank_message import Key, Packets, RankMessage, TensorKind
 from thinwire.uses.pictures.send_lane import SendLane
 from thinwire.verdicts import Questions
-
-_CPU = torch.device("cpu")
-Packets = Sequence[Packet | Data]  # to be sent
-Received = Sequence[Packet | None]  # of one rank; None is an empty one
 
 
 @dataclass(frozen=True)
@@ -74,7 +59,7 @@ class CheckedExchange:
         self.others = [rank for rank in self.ranks if rank != self.rank]
         self._exchange, self._deadline = exchange, deadline
         self._generation = self._number = 0
-        self._questions = Questions()
+        self._questions, self._arrivals = Questions(), Arrivals(exchange)
         self._repairs, self._lane = Repairs(exchange, deadline, due), SendLane(self.abandon)
 
     def begin(self, generation: int) -> None:
@@ -93,12 +78,12 @@ class CheckedExchange:
         self, what: str, key: Key, inputs: int, packets: Packets, kept: SentValues | None = None
     ) -> Posted:
         """Send the same packets to all others; ``kept``: see ``scatter``."""
-        step, message = self._step, RankMessage(key.pack(), inputs, packets)
+        step, begun = self._step, RankMessage(key.pack(), inputs, packets).packing()
         if kept is not None:
             self._keep(dict.fromkeys(self.others, kept))
 
         def send() -> None:
-            body = message.pack()
+            body = begun()
             self._exchange.hand_over(step, dict.fromkeys(self.others, body))
             self.tally.count(key.kind, len(body) * len(self.others))
 
@@ -118,10 +103,11 @@ class CheckedExchange:
         ``kept``: what they stand for, remembered where a packet cannot be decoded by itself.
         """
         step, number = self._step, key.pack()
+        begun = {rank: RankMessage(number, inputs, own).packing() for rank, own in packets.items()}
         self._keep(kept)
 
         def send() -> None:
-            bodies = {rank: RankMessage(number, inputs, own).pack() for rank, own in packets.items()}
+            bodies = {rank: packed() for rank, packed in begun.items()}
             self._exchange.hand_over(step, bodies)
             self.tally.count(key.kind, sum(map(len, bodies.values())))
 
@@ -133,24 +119,23 @@ class CheckedExchange:
         self._number += 1
         return Posted(self._step - 1, what, key, inputs, count)
 
-    def collect(self, posted: Posted, device: torch.device, here: int = 0) -> dict[int, Received]:
-        """Return the packets of all others in this exchange, by rank, on ``device``, the first ones ``here``.
+    def collect(self, posted: Posted, device: torch.device) -> dict[int, Received]:
+        """Return the packets of all others in this exchange, by rank, on ``device``.
 
-        Errors: ``LinkError`` naming a rank that is silent or has left; ``InputError``, ``DesyncError`` and
-        ``PayloadError`` for one that calls the model otherwise.
+        Of tokens to experts the first one is on the host. Errors: ``LinkError`` naming a rank that is silent
+        or has left; ``InputError``, ``DesyncError`` and ``PayloadError`` for one that calls the model
+        otherwise.
         """
         start = perf_counter()
         received = self._exchange.collect(posted.step, self._deadline, posted.what, is_last)
         self.tally.wait_s += perf_counter() - start
         self._lane.check()
-        messages = list(map(RankMessage.unpack, received.values()))
-        for rank, message in zip(received, messages, strict=True):
-            check(rank, message, posted, self.inquiry)
+        messages = {rank: arrived(body) for rank, body in received.items()}
+        for rank, one in messages.items():
+            check(rank, one.message, posted, self.inquiry)
+        self._arrivals.begin(device)
         with self.coding():
-            return {
-                rank: [*opened(m.data[:here], _CPU), *opened(m.data[here:], device)]
-                for rank, m in zip(received, messages, strict=True)
-            }
+            return {rank: self._arrivals.take(one, device) for rank, one in messages.items()}
 
     def decode(
         self,
@@ -175,7 +160,10 @@ class CheckedExchange:
     def drop(self, posted: Posted) -> bool:
         """Take what the others have sent in an exchange, unread; return whether all of them go on."""
         found = self._exchange.collect(posted.step, self._deadline, posted.what, is_last)
-        return not any(RankMessage.unpack(body).stopped for body in found.values())
+        messages = list(map(arrived, found.values()))
+        for one in messages:
+            self._arrivals.drop(one)
+        return not any(one.message.stopped for one in messages)
 
     def end(self) -> None:
         """End a call of the model: its messages are with the links, and what it has taken is right."""
@@ -190,6 +178,7 @@ class CheckedExchange:
     def leave(self, cause: BaseException | None = None) -> None:
         """Tell the others not to wait for this rank, in this picture and at the beginning of the next."""
         self._lane.close()
+        self._arrivals.end()
         self._repairs.leave()
         with suppress(LinkError):
             self.abandon(cause)
@@ -246,111 +235,6 @@ class ExchangeTally:
         """Count the bytes of a message, to all peers together."""
         self.nbytes += nbytes
         self.output_nbytes += nbytes if kind == TensorKind.OUTPUT else 0
-
-
-_LAYER, _TENSOR, _SOURCE = 16, 8, 16  # bits
-
-
-class TensorKind(IntEnum):
-    """What is exchanged."""
-
-    KEYS = 0
-    VALUES = 1
-    OUTPUT = 2
-    MASK = 3
-    QUERIES = 4
-    HIDDEN = 6
-    FOUND = 5  # what attention returns
-    TOKENS = 7  # to experts
-    MADE = 8  # by experts
-    CHOICES = 9  # which experts are meant
-
-
-class Key(NamedTuple):
-    """What a reference belongs to. ``layer`` counts the exchanges of a call of the model.
-
-    >>> hex(Key(stream=1, layer=7, kind=TensorKind.VALUES, source=2).pack())
-    '0x10007010002'
-    """
-
-    stream: int
-    layer: int
-    kind: TensorKind
-    source: int
-
-    def pack(self) -> int:
-        """Return the key as ``Sender`` and ``Receiver`` take it."""
-        return ((self.stream << _LAYER | self.layer) << _TENSOR | self.kind) << _SOURCE | self.source
-
-
-MESSAGES = Framing(version=2, states=2, fields="QI")
-
-
-@dataclass(frozen=True)
-class RankMessage:
-    """What one rank tells the others in one exchange."""
-
-    key: int = 0
-    inputs: int = 0
-    packets: Packets = ()
-    stopped: bool = False
-
-    @property
-    def data(self) -> list[Data]:
-        """The packets of a message that was read."""
-        return [packet for packet in self.packets if not isinstance(packet, Packet)]
-
-    @classmethod
-    def stop(cls, cause: BaseException | None = None, waited: int | None = None) -> RankMessage:
-        """Return what says that the sender makes no more calls: why, and for which rank it waited in vain."""
-        told = isinstance(cause, InputError)
-        return cls(0 if waited is None else waited + 1, 0, [json.dumps(str(cause)).encode()] * told, True)
-
-    def check_sender(self, rank: int) -> None:
-        """Raise ``LinkError`` if the sender, of this rank, makes no more calls.
-
-        Errors: ``InputError`` in its own words, if it has been given what no rank can take.
-        """
-        if not self.stopped:
-            return
-        if self.data:
-            raise InputError(_said(rank, bytes(self.data[0])))
-        text = f"rank {rank} has left, or ended with an error; see what it says, and make as many calls there"
-        if self.key:
-            text = (
-                f"rank {rank} waited in vain for rank {self.key - 1}, and has ended; see what happened there"
-            )
-        raise LinkError(text)
-
-    def pack(self) -> Data:
-        """Return the message as bytes; one packet of a device is left in the memory that it was copied to."""
-        if len(self.packets) > 1 or device_of(self.packets).type == "cpu":
-            return MESSAGES.pack(self.stopped, packed(self.packets), self.key, self.inputs)
-        lead = MESSAGES.size + LENGTH.size
-        body: Any = wire.packed(self.packets[0], lead, summed=False)  # type: ignore[arg-type]  # a device's is a packet
-        body[:lead] = MESSAGES.before(self.stopped, len(body) - lead, self.key, self.inputs)
-        return body
-
-    @classmethod
-    def unpack(cls, data: bytes | memoryview) -> RankMessage:
-        """Read what ``pack`` wrote; ``PayloadError`` for anything else."""
-        state, packets, (key, inputs) = MESSAGES.unpack(data)
-        return cls(key, inputs, packets, bool(state))
-
-
-def _said(rank: int, packet: bytes) -> str:
-    """Return the sentence by which a rank stopped, with the number of the first one that said it."""
-    try:
-        text = json.loads(packet)
-    except ValueError:
-        text = None
-    require(isinstance(text, str), PayloadError, f"rank {rank} has stopped, and cannot be read why")
-    return text if text.startswith("rank ") else f"rank {rank}: {text}"
-
-
-def is_last(data: bytes) -> bool:
-    """Return whether the head of a message says that the sender has left, or ended with an error."""
-    return bytes(data[1:2]) == b"\1"
 
 
 _STEP = struct.Struct("<Q")
@@ -419,5 +303,5 @@ class Repairs:
             found = [by_rank[rank] for step, by_rank in self._kept if _STEP.pack(step) == place]
             for kept in found:
                 kept.ends.forget(kept.keys)
-        [data] = packed([whole(found[0].values, found[0].keys)]) if found else [b""]
+        [data] = packing([whole(found[0].values, found[0].keys)])() if found else [b""]
         peer.mailbox.send(self._tag("whole") + place, data)

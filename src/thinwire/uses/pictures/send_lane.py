@@ -1,9 +1,11 @@
-"""What is sent of a card: packed and handed to the links in turn, on a thread of its own."""
+"""What is sent of a card: handed to the links in turn, on a thread of its own."""
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
+from queue import SimpleQueue
+from threading import Event, Thread
 
 import torch
 
@@ -11,7 +13,7 @@ Job = Callable[[], object]
 
 
 class SendLane:
-    """Do the jobs that pack and send messages, in the order in which they are given.
+    """Do the jobs that wait for what sets out, and send it, in the order in which they are given.
 
     What a card sends is not there before it has computed it. A thread waits for that, and the caller goes on.
     What the CPU sends is there, so its jobs are done at once, by the caller. ``failed`` is called with what a
@@ -20,22 +22,20 @@ class SendLane:
 
     def __init__(self, failed: Callable[[BaseException], object]) -> None:
         self._failed = failed
-        self._threads: ThreadPoolExecutor | None = None
-        self._last: Future[None] | None = None
+        self._jobs: SimpleQueue[Job | Event | None] = SimpleQueue()
+        self._thread: Thread | None = None
         self._error: BaseException | None = None
-        self._streams: dict[torch.device, torch.cuda.Stream] = {}
 
     def do(self, device: torch.device, job: Job) -> None:
-        """Do a job that reads tensors of ``device``, as they are once what is queued there is done."""
+        """Do a job that waits for ``device`` and for nothing else there than what it sends."""
         self.check()
         if device.type != "cuda":
             job()
             return
-        if self._threads is None:
-            self._threads = ThreadPoolExecutor(1, "pictures")
-        ready = torch.cuda.Event()
-        ready.record(torch.cuda.current_stream(device))
-        self._last = self._threads.submit(self._done, device, ready, job)
+        if self._thread is None:
+            self._thread = Thread(target=self._run, name="pictures", daemon=True)
+            self._thread.start()
+        self._jobs.put(job)
 
     def check(self) -> None:
         """Raise what a job has raised."""
@@ -44,24 +44,30 @@ class SendLane:
 
     def flush(self) -> None:
         """Wait until all jobs are done; raise what one has raised."""
-        if self._last is not None:
-            self._last.result()
+        if self._thread is not None:
+            done = Event()
+            self._jobs.put(done)
+            done.wait()
         self.check()
 
     def close(self) -> None:
         """Do what is left, and end the thread."""
-        if self._threads is not None:
-            self._threads.shutdown()
-            self._threads = None
+        if self._thread is not None:
+            self._jobs.put(None)
+            self._thread.join()
+            self._thread = None
 
-    def _done(self, device: torch.device, ready: torch.cuda.Event, job: Job) -> None:
-        if self._error is not None:  # the peers know that no more comes
-            return
+    def _run(self) -> None:
+        while (job := self._jobs.get()) is not None:
+            if isinstance(job, Event):
+                job.set()
+            elif self._error is None:  # else the peers know that no more comes
+                self._do(job)
+
+    def _do(self, job: Job) -> None:
         try:
-            side = self._streams[device] = self._streams.get(device) or torch.cuda.Stream(device)
-            side.wait_event(ready)
-            with torch.cuda.stream(side):  # behind what is sent alone, not behind what is queued meanwhile
-                job()
+            job()
         except BaseException as e:  # any: who waits for this message would wait for its deadline
             self._error = e
-            self._failed(e)
+            with suppress(Exception):  # of the links: the first error is the one to tell
+                self._failed(e)

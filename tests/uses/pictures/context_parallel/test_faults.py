@@ -16,7 +16,7 @@ from waiting import LONG
 
 from thinwire.types import LinkError
 from thinwire.uses.pictures.agreement import Parallel
-from thinwire.uses.pictures.messages import TensorKind
+from thinwire.uses.pictures.rank_message import TensorKind
 
 pytest.importorskip("diffusers")
 

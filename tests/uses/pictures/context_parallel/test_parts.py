@@ -15,9 +15,9 @@ from thinwire.uses.pictures.context_parallel.attention import attended, divisibl
 from thinwire.uses.pictures.context_parallel.recipes import ATTENTION, DIFFUSION, OUTPUT
 from thinwire.uses.pictures.context_parallel.sharding import TokenShares
 from thinwire.uses.pictures.diffusers_names.interfaces import Attention
-from thinwire.uses.pictures.message_bytes import opened, packed
-from thinwire.uses.pictures.messages import Key, RankMessage, TensorKind
+from thinwire.uses.pictures.message_bytes import opened, packing
 from thinwire.uses.pictures.model_calls import StepCounter
+from thinwire.uses.pictures.rank_message import Key, RankMessage, TensorKind
 
 
 @pytest.mark.parametrize("world", [1, 2, 3, 5])
@@ -102,7 +102,7 @@ def test_messages_that_others_forge_are_refused() -> None:
     """Cut, changed or of another shape or layer: a refusal, or the tensor that was due."""
     random, x, keys = Random(0), torch.randn(2, 6, 4), [1, 2]
     packet = Endpoints(Coding(Scheme(Cast("float16"))), []).encode(x, keys, 0)[0]
-    data = packed([packet, mask_packet(torch.ones(1, 1, 1, 3, dtype=torch.bool), 5)])
+    data = packing([packet, mask_packet(torch.ones(1, 1, 1, 3, dtype=torch.bool), 5)])()
     message = RankMessage(7, 8, data).pack()
     assert RankMessage.unpack(message).data == data
     for cut in range(len(message)):

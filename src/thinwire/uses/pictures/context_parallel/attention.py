@@ -17,7 +17,8 @@ from thinwire.uses.pictures.coding import Coding, Endpoints
 from thinwire.uses.pictures.context_parallel.modes import Division
 from thinwire.uses.pictures.context_parallel.sharding import ContextParallel, Kinds, SentShare, rows, shapes
 from thinwire.uses.pictures.diffusers_names.interfaces import Attention, Given, Stock
-from thinwire.uses.pictures.messages import SentValues, TensorKind
+from thinwire.uses.pictures.messages import SentValues
+from thinwire.uses.pictures.rank_message import TensorKind
 
 
 class GatheredAttention(ContextParallel):

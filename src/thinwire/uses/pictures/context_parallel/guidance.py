@@ -22,8 +22,9 @@ from thinwire.uses.pictures.context_parallel.modes import Division
 from thinwire.uses.pictures.diffusers_names.hooks import intercepted
 from thinwire.uses.pictures.diffusers_names.interfaces import Given
 from thinwire.uses.pictures.diffusers_names.plans import SplitPlan
-from thinwire.uses.pictures.messages import CheckedExchange, Key, Posted, SentValues, TensorKind
+from thinwire.uses.pictures.messages import CheckedExchange, Posted, SentValues
 from thinwire.uses.pictures.model_calls import CallInputs, CountedCalls, ModelCall, shapes_of
+from thinwire.uses.pictures.rank_message import Key, TensorKind
 
 Outputs = Sequence[Tensor]
 

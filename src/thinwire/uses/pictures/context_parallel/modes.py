@@ -14,8 +14,9 @@ from thinwire.types import LinkError
 from thinwire.uses.pictures.agreement import ModelOverRanks
 from thinwire.uses.pictures.coding import Coding
 from thinwire.uses.pictures.diffusers_names.plans import SplitPlan
-from thinwire.uses.pictures.messages import ExchangeTally, RankMessage
+from thinwire.uses.pictures.messages import ExchangeTally
 from thinwire.uses.pictures.model_calls import StepCounter
+from thinwire.uses.pictures.rank_message import RankMessage
 from thinwire.uses.pictures.weight_checksums import WatchedWeights
 
 

@@ -19,23 +19,16 @@ from torch import Tensor, nn
 
 from thinwire.collectives import MeshExchange
 from thinwire.types import DesyncError, InputError, LinkError, require
+from thinwire.uses.pictures.arrivals import Arrivals, Arrived, arrived
 from thinwire.uses.pictures.coding import Coding, Endpoints
 from thinwire.uses.pictures.context_parallel.modes import Division
 from thinwire.uses.pictures.diffusers_names.flux_blocks import Embedded, FluxBlocks, cut, piped
 from thinwire.uses.pictures.diffusers_names.interfaces import Attention, Given, Stock
 from thinwire.uses.pictures.diffusers_names.plans import SplitPlan
-from thinwire.uses.pictures.message_bytes import device_of, opened
-from thinwire.uses.pictures.messages import (
-    ExchangeTally,
-    Key,
-    Posted,
-    RankMessage,
-    Repairs,
-    SentValues,
-    TensorKind,
-    check,
-)
+from thinwire.uses.pictures.message_bytes import device_of
+from thinwire.uses.pictures.messages import ExchangeTally, Posted, Repairs, SentValues, check
 from thinwire.uses.pictures.model_calls import CallInputs, CountedCalls, Inquiry, shapes_of
+from thinwire.uses.pictures.rank_message import Key, RankMessage, TensorKind
 from thinwire.uses.pictures.send_lane import SendLane
 from thinwire.verdicts import Questions
 
@@ -59,7 +52,7 @@ class PipeFusion(CountedCalls):
         self._last = self._place == len(self._ranks) - 1
         self._repairs = Repairs(exchange, deadline, due=division.patches)
         self._codings, self._lane = (attention, output), SendLane(self._abandon)
-        self._questions = Questions()
+        self._questions, self._arrivals = Questions(), Arrivals(exchange)
         self._warmup = max(1, attention.warmup)
         self._forget()
 
@@ -72,6 +65,7 @@ class PipeFusion(CountedCalls):
     def leave(self, cause: BaseException | None = None) -> None:
         """Tell the others not to wait for this rank, in this picture and at the beginning of the next."""
         self._lane.close()
+        self._arrivals.end()
         self._repairs.leave()
         with suppress(LinkError):
             self._abandon(cause)
@@ -174,13 +168,13 @@ class PipeFusion(CountedCalls):
         start, ends = perf_counter(), self._ends[kind]
         key, step = self._key(kind, m, self._rank).pack(), self._step(kind, m)
         packet, x_hat = ends.encode(x.reshape(1, -1, x.shape[-1]), [key], self._call.step)
-        message = RankMessage(key, self._inputs, [packet])
+        begun = RankMessage(key, self._inputs, [packet]).packing()
         self.tally.code_s += perf_counter() - start
         if ends.remember:
             self._repairs.keep(step, dict.fromkeys(self._next, SentValues(ends, x_hat, [key])))
 
         def send() -> None:
-            body = message.pack()
+            body = begun()
             self._exchange.hand_over(step, dict.fromkeys(self._next, body))
             self.tally.count(kind, len(body) * len(self._next))
 
@@ -190,13 +184,14 @@ class PipeFusion(CountedCalls):
 
     def _received(self, rank: int, m: int, kind: TensorKind, shape: tuple[int, ...], like: Tensor) -> Tensor:
         start = perf_counter()
-        message = self._awaited(rank, kind, m)
+        found = self._awaited(rank, kind, m)
         came = perf_counter()
         self.tally.wait_s += came - start
         key, step = self._key(kind, m, rank), self._step(kind, m)
-        check(rank, message, Posted(step, f"patch {m}", key, self._inputs, 1), self._inquiry)
+        check(rank, found.message, Posted(step, f"patch {m}", key, self._inputs, 1), self._inquiry)
+        self._arrivals.begin(like.device)
         ends, keys, rows = self._ends[kind], [key.pack()], (1, shape[0] * shape[1], shape[2])
-        [packet] = opened(message.data, like.device)
+        [packet] = self._arrivals.take(found, like.device)
         try:
             x = ends.decode(rank, packet, keys, [rows], like, self._questions)
         except DesyncError:
@@ -205,17 +200,17 @@ class PipeFusion(CountedCalls):
         self.tally.code_s += perf_counter() - came
         return x.reshape(shape).to(like.dtype, copy=True)
 
-    def _awaited(self, rank: int, kind: TensorKind, m: int) -> RankMessage:
+    def _awaited(self, rank: int, kind: TensorKind, m: int) -> Arrived:
         """Return a message; where none comes, tell those who wait for this rank whom it waited for."""
         before = self._ranks[:-1] if kind == TensorKind.OUTPUT else self._ranks[: self._place - 1]
         late, cause = self._deadline * (1 + _GRACE * len(before)), rank
         try:
             data = self._exchange.receive(rank, self._step(kind, m), late, f"patch {m}")
             self._lane.check()
-            message = RankMessage.unpack(data)
-            cause = message.key - 1 if message.stopped and message.key else rank
-            message.check_sender(rank)
-            return message
+            found = arrived(data)
+            cause = found.message.key - 1 if found.message.stopped and found.message.key else rank
+            found.message.check_sender(rank)
+            return found
         except LinkError as e:
             with suppress(LinkError):
                 self._abandon(e, cause)

@@ -23,8 +23,9 @@ from thinwire.uses.pictures.context_parallel.modes import Division
 from thinwire.uses.pictures.diffusers_names.hooks import attached
 from thinwire.uses.pictures.diffusers_names.interfaces import Attention, Given, Stock
 from thinwire.uses.pictures.diffusers_names.plans import SplitPlan
-from thinwire.uses.pictures.messages import CheckedExchange, Key, Packets, Posted, SentValues, TensorKind
+from thinwire.uses.pictures.messages import CheckedExchange, Posted, SentValues
 from thinwire.uses.pictures.model_calls import CallInputs, CountedCalls, shapes_of
+from thinwire.uses.pictures.rank_message import Key, Packets, TensorKind
 
 Kinds = tuple[TensorKind, ...]
 

@@ -11,18 +11,12 @@ from torch import Tensor
 
 from thinwire.codecs import Codec, Rows
 from thinwire.types import InputError, Mode, Packet, PayloadError, require
+from thinwire.uses.pictures.arrivals import Received
 from thinwire.uses.pictures.coding import Coding, Endpoints, mask_packet, wide
 from thinwire.uses.pictures.diffusers_names.interfaces import ExpertLayer
 from thinwire.uses.pictures.expert_parallel.pairs import Marked, WantedPairs, marked, moved, numbered
-from thinwire.uses.pictures.messages import (
-    CheckedExchange,
-    Key,
-    Packets,
-    Posted,
-    Received,
-    SentValues,
-    TensorKind,
-)
+from thinwire.uses.pictures.messages import CheckedExchange, Posted, SentValues
+from thinwire.uses.pictures.rank_message import Key, Packets, TensorKind
 
 MOST_CHOICES = 1 << 26  # a peer's tokens times the experts here
 
@@ -76,7 +70,7 @@ class ExpertExchange:
         own, key = turn.owned[self._exchange.rank], turn.key._replace(kind=TensorKind.MADE)
         rows, wanted, marks = list[Tensor](), list[Tensor](), dict[int, Marked]()
         device = turn.like.device
-        received = self._exchange.collect(turn.posted, device, here=1)
+        received = self._exchange.collect(turn.posted, device)
         with self._exchange.coding():
             for rank, (mask, *coded) in received.items():
                 choices = self._to[rank].choices(turn.posted, mask, len(own))

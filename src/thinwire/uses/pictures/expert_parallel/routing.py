@@ -29,8 +29,9 @@ from thinwire.uses.pictures.diffusers_names.hooks import intercepted
 from thinwire.uses.pictures.diffusers_names.interfaces import ExpertLayer, Given
 from thinwire.uses.pictures.expert_parallel.dispatch import OTHER_TOKENS, ExpertExchange, LayerTurn
 from thinwire.uses.pictures.expert_parallel.pairs import WantedPairs
-from thinwire.uses.pictures.messages import CheckedExchange, Key, TensorKind
+from thinwire.uses.pictures.messages import CheckedExchange
 from thinwire.uses.pictures.model_calls import CountedCalls, time_of
+from thinwire.uses.pictures.rank_message import Key, TensorKind
 from thinwire.uses.pictures.short_turns import short_turns
 from thinwire.uses.pictures.weight_checksums import WatchedWeights, weights_checksum
 
