@@ -30,3 +30,6 @@ def test_it_is_that_of_zlib(way: str, monkeypatch: pytest.MonkeyPatch) -> None:
 def test_a_sum_goes_on_from_another_wherever_the_data_is_cut() -> None:
     for cut in (1, 63, 20_000, len(DATA) - 1):
         assert checksum.crc32(DATA[cut:], checksum.crc32(DATA[:cut])) == zlib.crc32(DATA)
+        sums = checksum.crc32(DATA[:cut]), checksum.crc32(DATA[cut:])
+        assert checksum.joined(*sums, len(DATA) - cut) == zlib.crc32(DATA)
+        assert checksum.joined(sums[0], 0, 0) == sums[0] and checksum.joined(0, sums[1], 10**12) == sums[1]

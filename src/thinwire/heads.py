@@ -44,8 +44,12 @@ class Head:
 
     def pack(self) -> bytes:
         """Return the message as bytes."""
+        return b"".join(self.parts())
+
+    def parts(self) -> tuple[bytes | memoryview, ...]:
+        """Return the same in parts, of which the rest is not copied."""
         head = self.FORM.pack(*self._FIXED(self))
-        return head if self._REST is None else head + getattr(self, self._REST)
+        return (head,) if self._REST is None else (head, getattr(self, self._REST))
 
     @classmethod
     def unpack(cls, data: bytes | memoryview) -> Self:

@@ -12,6 +12,8 @@ from thinwire.state.layout import Layout
 from thinwire.state.patch_code import classes
 from thinwire.state.patches import body
 from thinwire.state.patches.draft import Draft
+from thinwire.state.patches.moves import SectionReading
+from thinwire.state.patches.pages import Pages
 from thinwire.state.patches.patch import Patch, Version
 from thinwire.state.replica import Replica
 
@@ -91,14 +93,23 @@ def over_the_wire(patch: Patch) -> Patch:
 
 def piecemeal(patch: Patch, target: Replica | History, seed: int = 0) -> Version:
     """Let a target read a patch as it comes, in pieces of any size, and then move on by it."""
-    packed, came, g = patch.body, bytearray(), random.Random(seed)
+    packed, came, g = patch.body, Pages(), random.Random(seed)
     reading = target.reading(patch.base_hash)
     while len(came) < len(packed):
-        came += packed[len(came) :][: g.choice([1, 7, 100, 1000])]
+        came.add(packed[len(came) :][: g.choice([1, 7, 100, 1000])])
         if reading is not None:
             reading.feed(came)
-    take = target.apply if isinstance(target, Replica) else target.adopt
-    return take(Patch.join(patch.head(), came), reading)
+    return move(target, Patch.join(patch.head(), came), reading)
+
+
+def move(target: Replica | History, patch: Patch, reading: SectionReading | None) -> Version:
+    """Let a target move on by a patch."""
+    return (target.apply if isinstance(target, Replica) else target.adopt)(patch, reading)
+
+
+def held(target: Replica | History) -> int:
+    """Return the hash of what a target holds."""
+    return target.held.hash if isinstance(target, Replica) else target.newest.hash
 
 
 def same(a: dict[str, torch.Tensor], b: dict[str, torch.Tensor]) -> bool:

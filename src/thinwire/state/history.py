@@ -24,7 +24,7 @@ from thinwire.state.log import ChangeLog, LogEntry, Past, logged, merge
 from thinwire.state.patch_code.blocks import Block
 from thinwire.state.patches import body, moves
 from thinwire.state.patches.draft import Draft, Ends, Lane, More, drafted, in_use
-from thinwire.state.patches.moves import Move, Reading
+from thinwire.state.patches.moves import KeyframeReading, Move, Reading, SectionReading
 from thinwire.state.patches.patch import MAX_VERSION, Meta, Patch, Version, check_meta, is_time
 from thinwire.state.threads import by_runs
 from thinwire.state.words import Words, named
@@ -216,12 +216,16 @@ class History:
         self._latest = base, moved
         return self._settle(version)
 
-    def reading(self, base_hash: int) -> Reading | None:
-        """Return what reads a patch for ``adopt`` as it comes; None where it starts elsewhere."""
-        fits = base_hash == self._newest.hash != 0
-        return Reading(self._words, self._newest) if fits else None
+    def reading(self, base_hash: int) -> SectionReading | None:
+        """Return what reads a patch for ``adopt`` as it comes; None where it starts elsewhere.
 
-    def adopt(self, patch: Patch, reading: Reading | None = None) -> Version:
+        ``base_hash``: 0 for a keyframe.
+        """
+        if not base_hash:
+            return KeyframeReading(self.layout)
+        return Reading(self._words, self._newest) if base_hash == self._newest.hash else None
+
+    def adopt(self, patch: Patch, reading: SectionReading | None = None) -> Version:
         """Advance by a patch that was received (a relay) and return the version it leads to.
 
         ``reading`` may have read some of it. Errors: ``PayloadError`` or ``DesyncError``; then nothing has
@@ -232,7 +236,7 @@ class History:
         if patch.base:
             made, words = moves.moves(patch, self._words, self._newest, reading), self._words
         else:
-            words = moves.whole(patch, self.layout)
+            words = moves.whole(patch, self.layout, reading)
             made = moves.between(self._words, words) if known else []
         target = replace(patch.target, changed=_count(made) if known else self.layout.numel)
 
@@ -377,7 +381,7 @@ class History:
             draft = drafted(Draft(merged.base, merged.hash, target.number, target.hash), sections, more)
         finally:
             self._forget(past)
-        return self._patch(draft, target)
+        return self._patch(draft, target, more)
 
     def _remember(self) -> Past:
         """Return the words of the newest version, which stay readable until they are forgotten."""
@@ -414,11 +418,14 @@ class History:
             draft = drafted(Draft(0, 0, target.number, target.hash), sections, more)
         finally:
             self._forget(past)
-        return self._patch(draft, target)
+        return self._patch(draft, target, more)
 
-    def _patch(self, draft: Draft, target: Version) -> Patch:
+    def _patch(self, draft: Draft, target: Version, more: More) -> Patch:
         about = target.published, target.meta, self.layout.digest
-        return Patch(draft.base, draft.version, draft.base_hash, draft.hash, *about, draft.body)
+        patch = Patch(draft.base, draft.version, draft.base_hash, draft.hash, *about, b"")
+        draft.head = patch.head_of(draft.nbytes, draft.crc)
+        more(draft)  # its end may be sent before all of it is joined, which takes as long as to copy it
+        return replace(patch, body=draft.body, crc=draft.crc)
 
     def save(self, path: str | Path) -> None:
         """Write the newest version as a file: who starts again from it knows what followers hold of it.

@@ -16,7 +16,7 @@ from thinwire.state.devices.resident import filled
 from thinwire.state.layout import MAX_NBYTES, Layout
 from thinwire.state.patch_code.indexing import read, write
 from thinwire.state.patches import moves
-from thinwire.state.patches.moves import Move, Reading
+from thinwire.state.patches.moves import KeyframeReading, Move, Reading, SectionReading
 from thinwire.state.patches.patch import Meta, Patch, Version
 from thinwire.state.threads import by_runs
 from thinwire.state.words import Words, named
@@ -105,15 +105,20 @@ class Replica:
             words, _ = filled(self.layout, named(self.layout, tensors))
             return self._install(words, Version(0, words.hash()))
 
-    def reading(self, base_hash: int) -> Reading | None:
-        """Return what reads a patch from ``base_hash`` as it comes; None where that is not held."""
-        with self._applying:
-            newest = self._newest()
-            if newest is None or not base_hash == self._held.hash != 0:
-                return None
-            return Reading(newest.words, self._held)
+    def reading(self, base_hash: int) -> SectionReading | None:
+        """Return what reads a patch from ``base_hash`` as it comes; None where that is not held.
 
-    def apply(self, patch: Patch, reading: Reading | None = None) -> Version:
+        ``base_hash``: 0 for a keyframe, for which a buffer goes at once.
+        """
+        with self._applying:
+            if not base_hash:
+                self._make_room()
+                return KeyframeReading(self.layout)
+            newest = self._newest()
+            fits = newest is not None and base_hash == self._held.hash
+            return Reading(newest.words, self._held) if newest is not None and fits else None
+
+    def apply(self, patch: Patch, reading: SectionReading | None = None) -> Version:
         """Bring the back buffer to the version that ``patch`` leads to, and return that.
 
         ``reading`` may have read some of it. Errors: ``PayloadError`` for a patch that cannot be,
@@ -124,7 +129,7 @@ class Replica:
             moves.check_follows(patch, self.layout, self._held)
             if not patch.base:
                 self._make_room()
-                return self._install(moves.whole(patch, self.layout), patch.target)
+                return self._install(moves.whole(patch, self.layout, reading), patch.target)
             newest = self._newest()
             if newest is None:
                 raise DesyncError(

@@ -1,7 +1,8 @@
 """Work on many pieces at once: compiled passes, numpy and coders let other threads run meanwhile.
 
-Threads live for one call: nothing is left of them, and whoever waits for pieces never waits for itself. What
-torch does in such a thread should be small (``QUIET``): above that, each would start torch's own threads.
+Threads live for one call, or for one patch that comes: nothing is left of them, and whoever waits for pieces
+never waits for itself. What torch does in such a thread should be small (``QUIET``): above that, each would
+start torch's own threads.
 """
 
 from __future__ import annotations
@@ -10,9 +11,9 @@ import os
 import threading
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from itertools import accumulate, pairwise
-from typing import Any, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -58,6 +59,45 @@ def cores() -> int:
     return min(MOST, mine)
 
 
+class Line(Generic[Given, Done]):
+    """Do ``work`` on items as they are added, several at once; at most ``most`` of them will be.
+
+    Where there is one core or one item, ``add`` does it, and what went wrong shows in ``results`` too.
+
+    >>> line = Line(abs, 2)
+    >>> line.add(-2), line.add(3), list(line.results()), line.close()
+    (None, None, [2, 3], None)
+    """
+
+    def __init__(self, work: Callable[[Given], Done], most: int) -> None:
+        self._work, self._begun = work, list[Future[Done]]()
+        count = min(cores(), most)
+        self._pool = ThreadPoolExecutor(count, thread_name_prefix="words") if count > 1 else None
+
+    def add(self, item: Given) -> None:
+        """Begin with an item."""
+        if self._pool is not None:
+            self._begun.append(self._pool.submit(self._work, item))
+            return
+        done: Future[Done] = Future()
+        self._begun.append(done)
+        try:
+            done.set_result(self._work(item))
+        except Exception as e:
+            done.set_exception(e)
+
+    def results(self) -> Iterator[Done]:
+        """Yield, in order, what became of the items since the last time. Errors: those of ``work``."""
+        begun, self._begun = self._begun, []
+        for done in begun:
+            yield done.result()
+
+    def close(self) -> None:
+        """End the threads once all that was begun is done; what was not begun is left. Harmless twice."""
+        if self._pool is not None:
+            self._pool.shutdown(cancel_futures=True)
+
+
 def in_order(work: Callable[[Given], Done], items: Sequence[Given]) -> Iterator[Done]:
     """Yield what ``work`` returns for each item, in their order; several at once.
 
@@ -66,16 +106,16 @@ def in_order(work: Callable[[Given], Done], items: Sequence[Given]) -> Iterator[
     >>> list(in_order(abs, [-2, 3]))
     [2, 3]
     """
-    count = min(cores(), len(items))
-    if count < 2:
+    if min(cores(), len(items)) < 2:
         yield from map(work, items)
         return
-    pool = ThreadPoolExecutor(count, thread_name_prefix="words")
+    line = Line(work, len(items))
     try:
-        for future in [pool.submit(work, item) for item in items]:
-            yield future.result()
+        for item in items:
+            line.add(item)
+        yield from line.results()
     finally:
-        pool.shutdown(cancel_futures=True)
+        line.close()
 
 
 def by_runs(work: Callable[[slice], Done], sizes: Sequence[int]) -> list[Done]:

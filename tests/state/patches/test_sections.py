@@ -8,6 +8,7 @@ from replicas import advance, changed, cut, resealed
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
 from thinwire.state.patches import body as bodies
+from thinwire.state.patches.pages import Pages
 from thinwire.state.patches.patch import Patch
 from thinwire.state.replica import Replica
 from thinwire.types import DesyncError, PayloadError
@@ -21,20 +22,49 @@ def test_a_patch_is_read_section_by_section_as_it_comes(monkeypatch):
     reading.feed(packed[:10])
     assert not read
     reading.feed(packed[: len(packed) // 2])
+    reading.settle()
     half = len(read)
     reading.feed(packed[:-1])
+    reading.settle()
     assert 0 < half < len(read)
     before, held = len(read), replica.held
     reading.feed(packed)
+    reading.settle()
     assert len(read) == before + 1 and replica.held is held and not replica.swap()
     replica.apply(Patch.join(patch.head(), packed), reading)
     assert len(read) == before + 1  # nothing twice
     assert replica.swap() and states.same(replica.tensors(), states.whole(history))
 
 
+def test_a_keyframe_is_read_as_it_comes_and_counts_whole_or_not_at_all(monkeypatch):
+    monkeypatch.setattr(bodies, "PAGE", 50)
+    history, _, replica, _ = cut(monkeypatch)
+    patch, read, unpack = history.patch(), [], bodies.unpack_pieces
+    monkeypatch.setattr(bodies, "unpack_pieces", lambda *args: read.append(1) or unpack(*args))
+    for target in (replica, Replica(history.layout), History(history.layout)):
+        read.clear()
+        head, data, reading, held = patch.head(), Pages(), target.reading(0), states.held(target)
+        for at in range(0, patch.nbytes, 99):
+            before = len(read)
+            data.add(patch.body[at : at + 99])
+            reading.feed(data)
+            reading.settle()
+        assert 3 < before <= len(read) and states.held(target) == held
+        wrong = bytearray(patch.body)
+        wrong[-1] ^= 1
+        for body in (wrong, patch.body[:-1]):
+            with pytest.raises((PayloadError, DesyncError)):
+                states.move(target, changed(patch, body=bytes(body)), None)
+            assert states.held(target) == held
+        count = len(read)
+        states.move(target, Patch.join(head, data), reading)
+        assert len(read) == count and states.held(target) == history.newest.hash  # nothing twice
+    assert replica.swap() and states.same(replica.tensors(), states.whole(history))
+
+
 def test_what_was_read_for_another_version_does_not_count(monkeypatch):
     history, state, replica, second = cut(monkeypatch)
-    assert replica.reading(second.hash) is None and Replica(history.layout).reading(0) is None
+    assert replica.reading(second.hash) is None and Replica(history.layout).reading(second.hash) is None
     stale = replica.reading(second.base_hash)
     stale.feed(bytearray(second.body))
     replica.apply(second)
@@ -79,6 +109,7 @@ def test_damage_in_a_section_shows_as_it_is_read_and_changes_nothing(monkeypatch
         reading = other.reading(patch.base_hash)
         try:
             reading.feed(packed[start:])
+            reading.settle()
         except PayloadError:
             wrong += 1
             assert not reading.of(other._newest().words, other.held)
@@ -114,20 +145,20 @@ def test_sections_that_do_not_fit_the_state(sections, match):
         list(bodies.Sections(layout, bodies.CHANGES).through(packed))
 
 
-def test_a_body_has_a_section_for_so_many_changes_and_no_more_than_32(monkeypatch):
-    state = {f"w{i}": torch.zeros(100) for i in range(40)}
+def test_a_body_has_a_section_for_so_many_changes_and_no_more_than_60(monkeypatch):
+    state = {f"w{i}": torch.zeros(100) for i in range(80)}
     history = History(Layout.of(state))
     history.publish(state)
-    for changes, expected in ((100_000, 1), (1600, 2), (500, 8), (1, 32)):
+    for changes, expected in ((100_000, 1), (3200, 2), (1000, 8), (1, 60)):
         states.in_sections(monkeypatch, changes)
         for x in state.values():
             x += 1
         patch = history.patch(history.publish(state).number - 1)
         found = [len(s.pieces) for s in bodies.Sections(history.layout, bodies.CHANGES).through(patch.body)]
-        assert len(found) == expected and sum(found) == 40 and max(found) <= min(found) + 1
-    states.in_sections(monkeypatch, 375)
-    for x in [*state.values()][:30]:  # the last ones stay as they are
+        assert len(found) == expected and sum(found) == 80 and max(found) <= min(found) + 1
+    states.in_sections(monkeypatch, 750)
+    for x in [*state.values()][:60]:  # the last ones stay as they are
         x += 1
     patch = history.patch(history.publish(state).number - 1)
     found = [len(s.pieces) for s in bodies.Sections(history.layout, bodies.CHANGES).through(patch.body)]
-    assert len(found) == 8 and sum(found) == 40
+    assert len(found) == 8 and sum(found) == 80

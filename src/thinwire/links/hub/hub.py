@@ -26,6 +26,7 @@ MAX_REQUEST = 4096  # bytes of a message from a spoke
 MAX_QUEUE = 1 << 25  # bytes that wait for one peer; what is over it is refused
 MAX_QUEUED = 1 << 28  # bytes that wait for all; while there are more, a peer may have FAIR
 FAIR = 1 << 20
+UNCOPIED = 1 << 16  # bytes from which on libzmq reads a message where it lies
 MAX_PEERS = 1024
 
 
@@ -107,16 +108,17 @@ class Hub(station.Station):
             found = self._peers.get(peer)
         return found.name if found is not None else peer.hex()[:4]
 
-    def send(self, peer: bytes, data: bytes) -> bool:
-        """Queue one message; False where the peer is not there, or more waits for it than may."""
+    def send(self, peer: bytes, *data: bytes | memoryview) -> bool:
+        """Queue one message, given in parts; False where the peer is not there, or more waits than may."""
+        nbytes = sum(map(len, data))
         with self._lock:
             found = self._peers.get(peer)
             most = MAX_QUEUE if self._queued < MAX_QUEUED else min(FAIR, MAX_QUEUE)
-            if found is None or found.queued + len(data) > most or self._linger is not None:
+            if found is None or found.queued + nbytes > most or self._linger is not None:
                 return False
-            found.queue.append(station.DATA_BYTE + data)
-            found.queued += len(data) + 1
-            self._queued += len(data) + 1
+            found.queue.append(b"".join((station.DATA_BYTE, *data)))
+            found.queued += nbytes + 1
+            self._queued += nbytes + 1
         self._bell.ring()
         return True
 
@@ -210,7 +212,7 @@ class Hub(station.Station):
     def _put(self, name: bytes, data: bytes) -> bool:
         """Hand a message to ZeroMQ; False where there is no room now."""
         try:
-            self._sock.send_multipart([name, data], zmq.DONTWAIT)
+            self._sock.send_multipart([name, data], zmq.DONTWAIT, copy=len(data) < UNCOPIED)
         except zmq.Again:
             return False
         except zmq.ZMQError as e:

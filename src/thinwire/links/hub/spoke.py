@@ -22,7 +22,7 @@ from thinwire.links.tcp import info as tcp_info
 from thinwire.links.tcp.info import SocketPlace
 from thinwire.types import AuthError, InputError
 
-MAX_MESSAGE = (1 << 24) + (1 << 12)  # bytes: the largest layout and what goes along; chunks have 2^18 at most
+MAX_MESSAGE = (1 << 24) + (1 << 12)  # bytes: the largest layout and what goes along; chunks have 2^20 at most
 MAX_QUEUE = 1024  # messages to the hub that wait; what is over it is refused
 
 _Event = zmq.Event
@@ -147,18 +147,18 @@ class Spoke(station.Station):
             if self._events.full:
                 return
             try:
-                frames = self._sock.recv_multipart(zmq.DONTWAIT)
+                frames = self._sock.recv_multipart(zmq.DONTWAIT, copy=False)
             except zmq.Again:
                 return
             self.heard = monotonic()
-            if len(frames) == 1 and frames[0]:
-                self._received += Traffic(1, wire_bytes(len(frames[0]), self.secure))
-                self._take(frames[0])
+            if len(frames) == 1 and len(frames[0].buffer):
+                self._received += Traffic(1, wire_bytes(len(frames[0].buffer), self.secure))
+                self._take(frames[0].buffer)
 
-    def _take(self, data: bytes) -> None:
+    def _take(self, data: memoryview) -> None:
         kind = data[0]
         if kind == station.DATA:
-            self._events.put(Event(EventKind.DATA, b"", data[1:], monotonic()))
+            self._events.put(Event(EventKind.DATA, b"", bytes(data[1:]), monotonic()))
         elif kind == station.PONG and len(data) == station.ANSWER.size:
             _, sent, theirs = station.ANSWER.unpack(data)
             self.clock.add(sent, theirs, monotonic())

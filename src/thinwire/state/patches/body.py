@@ -20,6 +20,7 @@ import numpy as np
 from thinwire.state.layout import Layout
 from thinwire.state.patch_code.changes import Block, Look, pack_runs, unpack_blocks
 from thinwire.state.patch_code.planes import decode_whole, encode_whole
+from thinwire.state.patches.pages import Pages
 from thinwire.state.patches.patch import MAX_META
 from thinwire.state.threads import cut, in_order
 from thinwire.state.words import Words
@@ -33,10 +34,12 @@ HEAD = struct.Struct("<BB")
 SECTION = struct.Struct("<BIQ")
 LENGTH = struct.Struct("<I")
 FEWEST = 1 << 18  # changes in a section, where there are several: each takes 2 ms and up to 1 kB more
-MOST = 32  # sections of a word: they are made and read several at once; more gain little
+# Sections of a word: they are made and read several at once, and a follower has the first when each thread
+# has made one. With four kinds of words they fit a u8.
+MOST = 60
 PAGE = 1 << 22  # words in a section of a keyframe, at least
-PAGES = 32  # such sections of a word: with four kinds of words they fit a u8
 Plan = list[tuple[np.dtype, int]]  # the words of each section and how many pieces it tells of
+Body = bytes | bytearray | memoryview | Pages
 
 
 def pack_changes(layout: Layout, found: Mapping[int, Block], before: Look | None = None) -> bytes:
@@ -64,7 +67,7 @@ def whole(layout: Layout, words: Callable[[int], np.ndarray]) -> Iterator[list[b
     runs = list[tuple[np.dtype, list[int]]]()
     for word, own in _pieces(layout).items():
         sizes = [layout.blocks()[i].numel for i in own]
-        runs += [(word, own[run]) for run in cut(sizes, PAGE, PAGES)]
+        runs += [(word, own[run]) for run in cut(sizes, PAGE, MOST)]
     plan = [(word, len(pieces)) for word, pieces in runs]
     made = in_order(lambda pieces: [p for i in pieces for p in _encoded(words(i))], [own for _, own in runs])
     return _framed(WHOLE, plan, made)
@@ -85,27 +88,29 @@ def _framed(kind: int, plan: Plan, sections: Iterable[list[bytes]]) -> Iterator[
         yield head
 
 
-def unpack_whole(body: bytes, words: Words) -> None:
-    """Write all words of a body into ``words``, which a ``PayloadError`` leaves partly written."""
-    sections = list(Sections(words.layout, WHOLE).through(body))
-    list(in_order(lambda section: _unpack_pages(section, words), sections))
-
-
-def _unpack_pages(section: PatchSection, words: Words) -> None:
-    word, pieces, data = section
-    cursor = ByteCursor(data, "a keyframe")
-    for i in pieces:
+def unpack_pieces(section: PatchSection, words: Words) -> Iterator[int]:
+    """Write the pieces of a section of whole words, and yield each then. Errors: ``PayloadError``."""
+    cursor = ByteCursor(section.data, "a keyframe")
+    for i in section.pieces:
         (n,) = cursor.unpack(LENGTH)
-        np.copyto(words[i], decode_whole(cursor.take(n), len(words[i]), word))
+        np.copyto(words[i], decode_whole(cursor.take(n), len(words[i]), section.word))
+        yield i
     cursor.close()
 
 
 class PatchSection(NamedTuple):
-    """What a body tells of some pieces of a word."""
+    """What a body tells of some pieces of a word, in its bytes from ``start`` to ``stop``."""
 
     word: np.dtype
     pieces: list[int]
-    data: memoryview
+    body: Body
+    start: int
+    stop: int
+
+    @property
+    def data(self) -> memoryview:
+        """The bytes, in one piece."""
+        return memoryview(self.body[self.start : self.stop])
 
 
 def unpack_section(layout: Layout, section: PatchSection, before: Look | None = None) -> dict[int, Block]:
@@ -113,59 +118,71 @@ def unpack_section(layout: Layout, section: PatchSection, before: Look | None = 
 
     What was packed with words before the change can only be read with them.
     """
-    word, pieces, data = section
+    pieces = section.pieces
     numels = [layout.blocks()[i].numel for i in pieces]
     look = before and _of(pieces, before)
-    blocks = unpack_blocks(data, numels, word, whole=True, before=look)
+    blocks = unpack_blocks(section.data, numels, section.word, whole=True, before=look)
     return {i: block for i, block in zip(pieces, blocks, strict=True) if len(block.diffs)}
 
 
+class _Wanted(NamedTuple):
+    """How many bytes of a body are read next, and what they tell of, where they are a section's."""
+
+    nbytes: int
+    word: np.dtype | None = None
+    pieces: list[int] = []  # noqa: RUF012
+
+
 class Sections:
-    """Take a body apart, in order: from ``at`` on ``wanted`` bytes are read next, 0 when that was all.
+    """Take a body apart, in order, as it comes; ``count``: its sections, 0 before that is known.
 
     Errors: ``PayloadError`` for what is no body of this kind for the layout, and then it is of no more use.
     """
 
     def __init__(self, layout: Layout, kind: int) -> None:
+        self.count = 0
         self._steps = self._parse(_pieces(layout), kind)
-        self._found: PatchSection | None = None
-        self.at, self.wanted = 0, next(self._steps)
+        self._at, self._wanted = 0, next(self._steps)
 
-    def take(self, data: bytes | bytearray | memoryview) -> PatchSection | None:
-        """Read the bytes that were wanted; return the section that they were, if they were one."""
-        self.at, self._found = self.at + self.wanted, None
-        self.wanted = self._steps.send(memoryview(data).toreadonly())
-        return self._found
+    def come(self, body: Body) -> Iterator[PatchSection]:
+        """Yield the sections that are here and were not taken yet; ``body`` is all that is here."""
+        here = len(body)
+        while self._wanted.nbytes and self._at + self._wanted.nbytes <= here:
+            (nbytes, word, pieces), start = self._wanted, self._at
+            self._at += nbytes
+            # nobody looks at a section's bytes here
+            self._wanted = self._steps.send(b"" if word else body[start : self._at])
+            if word is not None:
+                yield PatchSection(word, pieces, body, start, self._at)
 
-    def through(self, body: bytes | memoryview) -> Iterator[PatchSection]:
+    def through(self, body: Body) -> Iterator[PatchSection]:
         """Yield the sections of the whole ``body`` that were not taken yet."""
-        view = memoryview(body)
-        while self.wanted:
-            short = self.at + self.wanted - len(view)
-            require(short <= 0, PayloadError, f"the body of a patch ends {short} bytes too early")
-            section = self.take(view[self.at : self.at + self.wanted])
-            if section is not None:
-                yield section
-        left = len(view) - self.at
-        require(not left, PayloadError, f"{left} bytes too many behind the body of a patch")
+        body = memoryview(body) if isinstance(body, bytes) else body  # whose slices are no copies
+        yield from self.come(body)
+        short = self._at + self._wanted.nbytes - len(body)
+        early = self._wanted.nbytes and short > 0
+        require(not early, PayloadError, f"the body of a patch ends {short} bytes too early")
+        require(not short, PayloadError, f"{-short} bytes too many behind the body of a patch")
 
-    def _parse(self, pieces: dict[np.dtype, list[int]], kind: int) -> Generator[int, memoryview, None]:
-        """Yield how many bytes are read next, and be sent them."""
-        got, count = HEAD.unpack((yield HEAD.size))
+    def _parse(
+        self, pieces: dict[np.dtype, list[int]], kind: int
+    ) -> Generator[_Wanted, bytes | bytearray | memoryview, None]:
+        """Yield what is read next, and be sent it where it is no section."""
+        got, count = HEAD.unpack((yield _Wanted(HEAD.size)))
+        self.count = count
         require(got == kind, PayloadError, f"a body of kind {got}, expected {kind}")
         for word, own in pieces.items():
             done = 0
             while done < len(own):
                 require(count > 0, PayloadError, f"a body without {len(own) - done} pieces of {word}")
-                itemsize, n, nbytes = SECTION.unpack((yield SECTION.size))
+                itemsize, n, nbytes = SECTION.unpack((yield _Wanted(SECTION.size)))
                 fits = itemsize == word.itemsize and 0 < n <= len(own) - done and nbytes > 0
                 what = f"a section of {nbytes} bytes for {n} pieces of {itemsize}-byte words"
                 require(fits, PayloadError, f"{what} does not fit the state")
-                data = yield nbytes
-                self._found = PatchSection(word, own[done : done + n], data)
+                yield _Wanted(nbytes, word, own[done : done + n])
                 done, count = done + n, count - 1
         require(not count, PayloadError, f"{count} sections too many in the body of a patch")
-        yield 0
+        yield _Wanted(0)
 
 
 def _pieces(layout: Layout) -> dict[np.dtype, list[int]]:

@@ -8,22 +8,26 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Sequence
 from typing import NamedTuple
 
+import numpy as np
+
+from thinwire.checksum import crc32
 from thinwire.state.patches.patch import Patch
 
+LARGE = 1 << 20  # bytes of a body from which on it is joined by numpy, which lets other threads run
 LATELY = 5.0  # seconds within which who has a patch says what it uses
 
 
 class _Body(NamedTuple):
     """Parts of a body, and where each of them ends."""
 
-    parts: tuple[bytes, ...] = ()
+    parts: tuple[bytes | memoryview, ...] = ()
     ends: tuple[int, ...] = ()
 
 
 class Draft:
     """What leads from version ``base`` (0: from nothing) to ``version``, as much of it as there is.
 
-    The head, which has the body's checksum, comes last: the draft is ``whole`` then.
+    The head, which has the body's checksum, comes last: the draft is ``whole`` then, and ``finish`` joins it.
 
     >>> draft = Draft(0, 0, 1, 7)
     >>> draft.add([b"ab", b"cde"])
@@ -34,6 +38,7 @@ class Draft:
     def __init__(self, base: int, base_hash: int, version: int, hash: int) -> None:
         self.base, self.base_hash, self.version, self.hash = base, base_hash, version, hash
         self._body = _Body()  # replaced as one: readers see all of a change or nothing
+        self.crc = 0  # of all that was added
         self.head = b""
 
     @classmethod
@@ -55,21 +60,36 @@ class Draft:
         return bool(self.head)
 
     @property
-    def body(self) -> bytes:
-        """All of the body that is there."""
-        parts = self._body.parts
-        return parts[0] if len(parts) == 1 else b"".join(parts)
+    def joined(self) -> bool:
+        """Whether what is there is one piece of memory."""
+        return len(self._body.parts) < 2
+
+    @property
+    def body(self) -> bytes | memoryview:
+        """All of the body that is there, in one piece."""
+        parts, nbytes = self._body.parts, self.nbytes
+        if len(parts) == 1:
+            return parts[0]
+        if nbytes < LARGE:
+            return b"".join(parts)
+        found, at = np.empty(nbytes, np.uint8), 0
+        for part in parts:
+            found[at : at + len(part)] = np.frombuffer(part, np.uint8)
+            at += len(part)
+        return found.data.toreadonly()
 
     def add(self, parts: Sequence[bytes]) -> None:
         """Append to the body."""
         (had, ends), end = self._body, self.nbytes
+        for part in parts:
+            self.crc = crc32(part, self.crc)
         more = [end := end + len(part) for part in parts]
         self._body = _Body((*had, *parts), (*ends, *more))
 
     def finish(self, patch: Patch) -> None:
         """Say that this patch is what was made: its body takes the place of the parts."""
-        head = patch.head()
-        self._body, self.head = _Body((patch.body,), (len(patch.body),)), head
+        head, body = self.head or patch.head(), patch.body if isinstance(patch.body, bytes) else patch.body[:]
+        self._body, self.head = _Body((body,), (len(body),)), head
 
     def cut(self, start: int, nbytes: int) -> memoryview | bytes:
         """Return the bytes from ``start`` on, at most ``nbytes``, of what is there."""

@@ -14,7 +14,7 @@ from thinwire.state.patch_code import indexing
 from thinwire.state.patch_code.blocks import Block, block_at
 from thinwire.state.patches import body
 from thinwire.state.patches.patch import Patch, Version
-from thinwire.state.threads import by_runs, in_order
+from thinwire.state.threads import Line, by_runs
 from thinwire.state.words import Words
 from thinwire.types import DesyncError, PayloadError, require
 
@@ -53,54 +53,78 @@ def check_follows(patch: Patch, layout: Layout, held: Version) -> None:
     )
 
 
-class Reading:
-    """What a patch, not a keyframe, changes in ``words``, which hold ``held``: worked out as it comes.
+class SectionReading:
+    """What reads the body of a patch as it comes: each section on a thread as soon as it is here.
 
-    Nothing is written, and nothing that was read counts before ``finish``. Errors: ``PayloadError`` for a
-    body that cannot be, and then it is of no more use.
+    Nothing that was read counts before ``finish``. Errors: ``PayloadError`` for a body that cannot be, at
+    once or in ``settle``, and then it is of no more use. ``close`` it, or finish it.
     """
 
-    def __init__(self, words: Words, held: Version) -> None:
-        self._words, self._held = words, held
-        self._sections = body.Sections(words.layout, body.CHANGES)
-        self._found: list[Move] = []
-        self._step = 0  # by how much the hash moves
+    def __init__(self, layout: Layout, kind: int) -> None:
+        self.layout = layout
+        self._sections = body.Sections(layout, kind)
+        self._line: Line[body.PatchSection, int] | None = None
+        self._step = 0  # by how much the hash moves, or for all words is over its start
         self._sound = True  # nothing that was read was wrong, and it was for no patch yet
+
+    def feed(self, data: body.Body) -> None:
+        """Begin to read what is here now; ``data`` is all that is here of the patch's body."""
+        self._sound = False
+        self._begin(self._sections.come(data))
+        self._sound = True
+
+    def settle(self) -> None:
+        """Wait until all that was begun is read."""
+        sound, self._sound = self._sound, False
+        for step in self._line.results() if self._line is not None else ():
+            self._step += step
+        self._sound = sound
+
+    def close(self) -> None:
+        """Leave the rest. Harmless twice."""
+        self._sound = False
+        if self._line is not None:
+            self._line.close()
+
+    def _begin(self, sections: Iterable[body.PatchSection]) -> None:
+        for section in sections:
+            if self._line is None:
+                self._line = Line(self._read, self._sections.count)
+            self._line.add(section)
+
+    def _end(self, patch: Patch, start: int) -> None:
+        """Read the rest of ``patch``; ``DesyncError`` unless the hash moves from ``start`` to the patch's."""
+        try:
+            self._begin(self._sections.through(patch.body))
+            self.settle()
+        finally:
+            self.close()  # it was for this patch
+        require(content.add(start, self._step) == patch.hash, DesyncError, _differs(patch))
+
+    def _read(self, section: body.PatchSection) -> int:
+        """Read a section, on any thread; return by how much the hash moves."""
+        raise NotImplementedError
+
+
+class Reading(SectionReading):
+    """What a patch, not a keyframe, changes in ``words``, which hold ``held``; nothing is written."""
+
+    def __init__(self, words: Words, held: Version) -> None:
+        super().__init__(words.layout, body.CHANGES)
+        self._words, self._held = words, held
+        self._found: list[Move] = []
 
     def of(self, words: Words, held: Version) -> bool:
         """Return whether this is what a patch changes in these words, as far as it was read."""
         return self._sound and self._words is words and self._held.hash == held.hash
 
-    def feed(self, data: bytearray) -> None:
-        """Read what can be read; ``data`` is all that is here of the patch's body."""
-        here, self._sound = len(data), False
-        came = list[body.PatchSection]()
-        while self._sections.wanted:
-            start = self._sections.at
-            stop = start + self._sections.wanted
-            if stop > here:
-                break
-            section = self._sections.take(data[start:stop])  # a copy: more may be appended meanwhile
-            if section is not None:
-                came.append(section)
-        self._note(came)
-        self._sound = True
-
     def finish(self, patch: Patch) -> list[Move]:
         """Read the rest of ``patch`` and return all it changes; ``DesyncError`` where it leads elsewhere."""
-        self._sound = False  # it was for this patch
-        self._note(list(self._sections.through(patch.body)))
-        require(content.add(self._held.hash, self._step) == patch.hash, DesyncError, _differs(patch))
+        self._end(patch, self._held.hash)
         found, self._found = self._found, []  # whoever has them lets go of them
-        return found
+        return sorted(found, key=lambda move: move.piece)
 
-    def _note(self, sections: list[body.PatchSection]) -> None:
-        for made, step in in_order(self._made, sections):
-            self._found += made
-            self._step += step
-
-    def _made(self, section: body.PatchSection) -> tuple[list[Move], int]:
-        """Return what a section changes, and by how much the hash moves."""
+    def _read(self, section: body.PatchSection) -> int:
         words, made = self._words, list[Move]()
         changes = body.unpack_section(words.layout, section, lambda i, start, stop: words[i][start:stop])
         for i, block in changes.items():
@@ -109,18 +133,50 @@ class Reading:
             diffs += old  # to the new words, in the same memory: fresh memory would take longer than the sum
             made.append(Move(i, positions, old, diffs))
             _check_truths(words.layout, i, made[-1].new)
-        return made, hash_of(made)
+        self._found += made
+        return hash_of(made)
 
 
-def moves(patch: Patch, words: Words, held: Version, reading: Reading | None = None) -> list[Move]:
+class KeyframeReading(SectionReading):
+    """The words of a keyframe, in memory of their own."""
+
+    def __init__(self, layout: Layout) -> None:
+        super().__init__(layout, body.WHOLE)
+        self._words = Words(layout)
+
+    def of(self, layout: Layout) -> bool:
+        """Return whether this is a state of that layout, as far as it was read."""
+        return self._sound and self.layout.digest == layout.digest
+
+    def finish(self, patch: Patch) -> Words:
+        """Read the rest of ``patch`` and return all words; ``DesyncError`` where they are others."""
+        self._end(patch, content.START)
+        return self._words
+
+    def _read(self, section: body.PatchSection) -> int:
+        step = 0
+        for i in body.unpack_pieces(section, self._words):
+            _check_truths(self.layout, i, self._words[i])
+            step += content.whole(self._words[i], i)  # while they are in a cache
+        return step
+
+
+def moves(patch: Patch, words: Words, held: Version, reading: SectionReading | None = None) -> list[Move]:
     """Return what ``patch``, not a keyframe, changes in ``words``, which hold version ``held``.
 
     ``reading`` may have read some of it. Errors: ``PayloadError`` for a body that cannot be, ``DesyncError``
     where it leads to other contents.
     """
-    if reading is None or not reading.of(words, held):
-        reading = Reading(words, held)
-    return reading.finish(patch)
+    if isinstance(reading, Reading) and reading.of(words, held):
+        return reading.finish(patch)
+    return Reading(words, held).finish(patch)
+
+
+def whole(patch: Patch, layout: Layout, reading: SectionReading | None = None) -> Words:
+    """Return the words of a keyframe, of which ``reading`` may have read some. Errors: as ``moves``."""
+    if isinstance(reading, KeyframeReading) and reading.of(layout):
+        return reading.finish(patch)
+    return KeyframeReading(layout).finish(patch)
 
 
 def between(before: Words, after: Words) -> list[Move]:
@@ -131,16 +187,6 @@ def between(before: Words, after: Words) -> list[Move]:
         if len(positions):
             found.append(Move(i, positions, before[i][positions], after[i][positions]))
     return found
-
-
-def whole(patch: Patch, layout: Layout) -> Words:
-    """Return the words of a keyframe. Errors: as ``moves``."""
-    words = Words(layout)
-    body.unpack_whole(patch.body, words)
-    for i in range(len(layout.blocks())):
-        _check_truths(layout, i, words[i])
-    require(words.hash() == patch.hash, DesyncError, _differs(patch))
-    return words
 
 
 def hash_of(found: Iterable[Move]) -> int:

@@ -12,11 +12,12 @@ from __future__ import annotations
 import json
 import math
 import struct
-import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
+from thinwire.checksum import crc32, joined
+from thinwire.state.patches.pages import Pages
 from thinwire.types import WRONG_VALUES, InputError, PayloadError, require
 
 MAGIC = b"TWSP"
@@ -52,7 +53,8 @@ class Version:
 class Patch:
     """From version ``base`` (0: from nothing, a keyframe) to ``version``, each with the hash of its contents.
 
-    ``layout`` is the digest of the state's layout; ``published`` and ``meta`` are the version's.
+    ``layout`` is the digest of the state's layout; ``published`` and ``meta`` are the version's, and ``crc``
+    is the body's CRC-32, where it is known: nobody need compute it again.
     """
 
     base: int
@@ -62,7 +64,8 @@ class Patch:
     published: float
     meta: Meta
     layout: str
-    body: bytes
+    body: bytes | memoryview | Pages
+    crc: int | None = field(default=None, compare=False)
 
     @property
     def target(self) -> Version:
@@ -76,16 +79,22 @@ class Patch:
 
     def head(self) -> bytes:
         """Return what comes before the body in the patch as bytes: whoever sends both need not join them."""
+        return self.head_of(len(self.body), crc32(self._bytes()) if self.crc is None else self.crc)
+
+    def head_of(self, nbytes: int, crc: int) -> bytes:
+        """Return ``head()`` for a body of ``nbytes`` with this CRC-32, which need not be here."""
         meta = dump_meta(self.meta)
         digest = bytes.fromhex(self.layout)
         numbers = (self.base, self.version, self.base_hash, self.hash, self.published, digest)
-        fields = FIELDS.pack(*numbers, len(meta), len(self.body)) + meta
-        crc = zlib.crc32(self.body, zlib.crc32(fields))
-        return HEAD.pack(MAGIC, FORMAT, 0, 0, crc) + fields
+        fields = FIELDS.pack(*numbers, len(meta), nbytes) + meta
+        return HEAD.pack(MAGIC, FORMAT, 0, 0, joined(crc32(fields), crc, nbytes)) + fields
 
     def pack(self) -> bytes:
         """Return the patch as bytes."""
-        return b"".join((self.head(), self.body))
+        return b"".join((self.head(), self._bytes()))
+
+    def _bytes(self) -> bytes | memoryview:
+        return self.body[:] if isinstance(self.body, Pages) else self.body
 
     @classmethod
     def unpack(cls, data: Buffer, max_nbytes: int = MAX_NBYTES) -> Patch:
@@ -101,8 +110,8 @@ class Patch:
         return cls.join(view[:start], view[start:])
 
     @classmethod
-    def join(cls, head: Buffer, body: Buffer) -> Patch:
-        """Return the patch with this ``head()`` and body; the body is copied. Errors: as ``unpack``."""
+    def join(cls, head: Buffer, body: Buffer | Pages) -> Patch:
+        """Return the patch with this ``head()`` and body, which nobody may change. Errors: as ``unpack``."""
         view, start = memoryview(head), HEAD.size + FIELDS.size
         require(len(view) >= start, PayloadError, f"the head of a patch, {len(view)} bytes, is cut short")
         magic, form, flags, zero, crc = HEAD.unpack_from(view)
@@ -113,10 +122,12 @@ class Patch:
         lengths = n_meta <= MAX_META, start + n_meta == len(view), n_body == len(body)
         n = len(view) + len(body)
         require(all(lengths), PayloadError, f"a patch of {n} bytes is not as long as it says")
-        right = zlib.crc32(body, zlib.crc32(view[HEAD.size :])) == crc
+        own = body.crc if isinstance(body, Pages) else crc32(body)
+        right = joined(crc32(view[HEAD.size :]), own, n_body) == crc
         require(right, PayloadError, "a patch's checksum does not match")
         meta = load_meta(bytes(view[start:]))
-        return cls(*_checked(*numbers), meta, digest.hex(), bytes(body))
+        kept = body if isinstance(body, bytes | Pages) else memoryview(body).toreadonly()
+        return cls(*_checked(*numbers), meta, digest.hex(), kept, own)
 
 
 def _checked(

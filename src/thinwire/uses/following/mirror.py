@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from thinwire.state import binding, tensor_kinds
 from thinwire.state.layout import MAX_NBYTES, Layout
-from thinwire.state.patches.moves import Reading
+from thinwire.state.patches.moves import SectionReading
 from thinwire.state.patches.patch import Patch, Version
 from thinwire.state.replica import CHECK_EVERY, Replica, check_interval
 from thinwire.types import InputError, PayloadError, require
@@ -93,11 +93,11 @@ class Mirror:
         self._shown[model] = Shown(replica.hash, members)
         return before is None or before.hash != replica.hash
 
-    def reading(self, base_hash: int) -> Reading | None:
-        """Return what reads a patch from ``base_hash`` as it comes; None where that is not held."""
+    def reading(self, base_hash: int) -> SectionReading | None:
+        """Return what reads a patch from ``base_hash`` (0: a keyframe) as it comes; None if not here."""
         return self.replica.reading(base_hash) if self.replica is not None else None
 
-    def apply(self, patch: Patch, reading: Reading | None = None) -> Version:
+    def apply(self, patch: Patch, reading: SectionReading | None = None) -> Version:
         """Bring the replica forward; ``reading`` may have read some of the patch."""
         if self.replica is None:
             raise PayloadError("a patch before the layout")

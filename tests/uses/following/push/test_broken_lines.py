@@ -205,9 +205,9 @@ def test_whoever_says_hello_by_itself_is_not_asked_to(monkeypatch: pytest.Monkey
     asked = list[bytes]()
     with publisher(weights()) as p, TcpProxy(p.port) as line:
         send = p._feed._hub.send
-        p._feed._hub.send = lambda peer, data: (  # type: ignore[method-assign]
-            asked.append(data) if data[0] == Ask.KIND else None,
-            send(peer, data),
+        p._feed._hub.send = lambda peer, head, *data: (  # type: ignore[method-assign]
+            asked.append(head) if head[0] == Ask.KIND else None,
+            send(peer, head, *data),
         )[1]
         p.publish()
         with Follower(HOST, line.port) as f:
@@ -243,15 +243,15 @@ def test_a_hub_that_has_no_room_leaves_no_gap(monkeypatch: pytest.MonkeyPatch) -
         hub, begun, refused = p._feed._hub, list[bool](), list[int]()
         sending, asked = hub.send, {Begin.KIND: 0, Chunk.KIND: 0}
 
-        def send(peer: bytes, data: bytes) -> bool:
-            kind = data[0]
+        def send(peer: bytes, head: bytes, *data: bytes) -> bool:
+            kind = head[0]
             if kind in asked:
                 asked[kind] += 1
                 if asked[kind] == (1 if kind == Begin.KIND else 3):
                     refused.append(kind)
                     return False
                 begun.append(kind == Begin.KIND)
-            return sending(peer, data)
+            return sending(peer, head, *data)
 
         monkeypatch.setattr(hub, "send", send)
         p.publish()

@@ -504,9 +504,11 @@ class StoreWriting:
         kind = PATCHES if patch.base else KEYFRAMES
         numbers = f"{patch.base:08d}-{patch.version:08d}" if patch.base else f"{patch.version:08d}"
         # A hash of the contents in the name: what a name once meant to a reader or a cache, it always means.
-        name = f"{kind}/{numbers}-{hashlib.sha256(data).hexdigest()[:8]}.safetensors"
+        digest = hashlib.sha256(data).hexdigest()
+        name = f"{kind}/{numbers}-{digest[:8]}.safetensors"
         self._write(name, data)
-        return File(name, patch.base, patch.version, len(data), self._proof.of(name, data))
+        check = self._proof.of(name, data) if self._proof.keyed else digest  # which would be the same
+        return File(name, patch.base, patch.version, len(data), check)
 
     def _write(self, name: str, data: bytes) -> None:
         self._folder.write(name, data)

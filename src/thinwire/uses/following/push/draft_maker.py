@@ -138,7 +138,7 @@ class DraftMaker:
         if not job.begun.done():  # it had been made before
             self._more(job, Draft.of(patch))
         draft = job.begun.result()
-        if not draft.whole:
+        if not (draft.whole and draft.joined):
             draft.finish(patch)
         self._keep(draft)
         if not draft.base:

@@ -334,7 +334,7 @@ class Feed:
             follower.told = False
         if not follower.told:
             self._tell_same(peer, follower)
-        schedule.messages(now, lambda message: self._hub.send(peer, message.pack()))
+        schedule.messages(now, lambda message: self._hub.send(peer, *message.parts()))
         if follower.order is None:
             seconds, lead = self._maker.seconds, self._maker.lead
             compare = now >= self._compare_at and self._comparable(schedule.sending)

@@ -15,7 +15,8 @@ from thinwire.links.hub.station import Event, EventKind
 from thinwire.links.inbox import renewed
 from thinwire.state.layout import MAX_NBYTES, Layout, TooLarge
 from thinwire.state.patches.body import most
-from thinwire.state.patches.moves import Reading
+from thinwire.state.patches.moves import SectionReading
+from thinwire.state.patches.pages import Pages
 from thinwire.state.patches.patch import (
     FIELDS,
     HEAD,
@@ -75,11 +76,11 @@ class Target(Protocol):
         """Take the publisher's layout; ``InputError`` where it does not fit. Called again if it changes."""
         ...
 
-    def reading(self, base_hash: int) -> Reading | None:
-        """Return what reads a patch from ``base_hash`` as it comes; None where that is not held."""
+    def reading(self, base_hash: int) -> SectionReading | None:
+        """Return what reads a patch from ``base_hash`` (0: a keyframe) as it comes; None if not here."""
         ...
 
-    def apply(self, patch: Patch, reading: Reading | None = None) -> Version:
+    def apply(self, patch: Patch, reading: SectionReading | None = None) -> Version:
         """Move on by a patch; ``PayloadError`` or ``DesyncError`` where that fails, with nothing changed.
 
         ``reading`` may have read some of it.
@@ -310,7 +311,7 @@ class Reception:
         if self._layout is None:
             raise PayloadError("a patch before the layout")
         goes_on = part is not None and begin.start > 0 and part.continued_by(begin)
-        here = part.data if part is not None and goes_on else None
+        here = part.data if part is not None and goes_on else Pages()
         self._partial = PartialPatch(begin, most(self._layout), here)
         self._todo.put(self._partial)
 
@@ -383,6 +384,8 @@ class Reception:
                 self._pending -= 1
             if self._hello_due:
                 self.spoke.wake()
+        if reading is not None:
+            reading.close()
         return True
 
     def _next(self) -> PartialPatch | None:
@@ -393,24 +396,27 @@ class Reception:
             except queue.Empty:
                 self._target.prepare()
 
-    def _read(self, partial: PartialPatch) -> Reading | None:
+    def _read(self, partial: PartialPatch) -> SectionReading | None:
         """Read a patch until it is whole, or dropped; return what was read. Get ready for it in pauses."""
-        reading = self._target.reading(partial.begin.base_hash) if partial.begin.base else None
-        rested = monotonic()
+        begin = partial.begin
+        reading = self._target.reading(begin.base_hash) if begin.base_hash or not begin.base else None
+        sound, rested = reading is not None, -math.inf
         while not partial.ended:
             nbytes = len(partial.data)
             try:
-                if reading is not None:
+                if reading is not None and sound:
                     reading.feed(partial.data)
             except PayloadError:
-                reading = None  # once all is here the checksum tells whether the line or the sender is wrong
-            if monotonic() - rested > REST:
+                sound = False  # once all is here the checksum tells whether the line or the sender is wrong
+            if (
+                begin.base and monotonic() - rested > REST
+            ):  # while other threads read; a keyframe needs nothing
                 self._target.prepare()
                 rested = monotonic()
             partial.wait(nbytes, REST)
         return reading
 
-    def _apply(self, partial: PartialPatch, reading: Reading | None) -> Message:
+    def _apply(self, partial: PartialPatch, reading: SectionReading | None) -> Message:
         begin, nbytes = partial.begin, len(partial.head) + len(partial.data)
         try:
             version = self._target.apply(partial.patch(), reading)
@@ -436,12 +442,12 @@ class PartialPatch:
     it is of no more use.
     """
 
-    def __init__(self, begin: Begin, limit: int, part: bytearray | None = None) -> None:
-        at = len(part) if part is not None else 0
+    def __init__(self, begin: Begin, limit: int, part: Pages | None = None) -> None:
+        self.data = Pages() if part is None else part  # grows as bytes come: a claim costs nothing
+        at = len(self.data)
         fits = begin.start == at
         require(fits, PayloadError, f"a patch that begins at byte {begin.start}, expected at {at}")
         self.begin, self._limit = begin, limit
-        self.data = bytearray() if part is None else part  # grows as bytes come: a claim costs nothing
         self.head = b""  # the patch's, which comes last
         self.dropped = False  # no more will come
         self.came = self._began = monotonic()  # when the newest bytes did
@@ -482,9 +488,9 @@ class PartialPatch:
         require(
             here + n <= self._limit, PayloadError, f"a patch of over {self._limit} bytes, too many for it"
         )
+        self.data.add(chunk.data)
         with self._news:
             self.came = monotonic()
-            self.data += chunk.data
             self._news.notify_all()
 
     def end(self, end: End) -> None:
@@ -499,7 +505,7 @@ class PartialPatch:
     def patch(self) -> Patch:
         """Return the patch, and let go of its bytes, which it has. Errors: ``PayloadError`` for none."""
         patch, told = Patch.join(self.head, self.data), self.begin.version
-        self.data = bytearray()
+        self.data = Pages()
         as_told = _ends(patch) == _ends(self.begin)
         require(as_told, PayloadError, f"a patch to version {patch.version} announced as one to {told}")
         return patch

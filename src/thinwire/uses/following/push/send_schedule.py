@@ -33,7 +33,7 @@ ROUNDS = 10  # round trips that a rate counts
 STALE = 5.0  # seconds that a round trip counts; then it is measured anew, with a window of two chunks
 EARLY = 0.010  # seconds of line that may be queued where the next patch begins, lest the line waits for it
 CHUNK_TIME = 0.010  # seconds of line that a chunk takes
-MIN_CHUNK, MAX_CHUNK = 1 << 12, 1 << 18  # bytes
+MIN_CHUNK, MAX_CHUNK = 1 << 12, 1 << 20  # bytes
 MAX_WINDOW = 1 << 24  # bytes
 
 

@@ -19,7 +19,7 @@ from thinwire.links.tcp.congestion import AUTO
 from thinwire.state.history import History
 from thinwire.state.layout import MAX_NBYTES, Layout
 from thinwire.state.patch_code.patch_stream import check_coder
-from thinwire.state.patches.moves import Reading
+from thinwire.state.patches.moves import SectionReading
 from thinwire.state.patches.patch import Patch, Version
 from thinwire.types import LinkError, PayloadError
 from thinwire.uses.following.mirror import begin, check_same
@@ -125,11 +125,11 @@ class StateRelay:
         self._own = None, None
         return history
 
-    def reading(self, base_hash: int) -> Reading | None:
-        """Return what reads a patch from ``base_hash`` as it comes; None where that is not held."""
+    def reading(self, base_hash: int) -> SectionReading | None:
+        """Return what reads a patch from ``base_hash`` (0: a keyframe) as it comes; None if not here."""
         return self._history.reading(base_hash) if self._history is not None else None
 
-    def apply(self, patch: Patch, reading: Reading | None = None) -> Version:
+    def apply(self, patch: Patch, reading: SectionReading | None = None) -> Version:
         """Move on by a patch, and pass it on; ``reading`` may have read some of it."""
         if self._history is None or self._feed is None:
             raise PayloadError("a patch before the layout")
