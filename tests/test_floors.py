@@ -16,6 +16,7 @@ ROOT = "thinwire"
 # module must be given one before this test passes.
 F0 = {
     "checksum",
+    "checksum.bit_sums",
     "types",
     "heads",
     "dtypes",
@@ -63,6 +64,7 @@ ALLOWED: dict[str, set[str]] = {
     "dtypes": {"types"},
     "heads": {"types"},
     "checksum": {"compiled"},
+    "checksum.bit_sums": {"staging"},
     "staging": {"types"},
     "verdicts": {"staging"},
     "spec": {"types", "dtypes"},

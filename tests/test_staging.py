@@ -93,5 +93,5 @@ def test_no_parts_bytes_missing_and_parts_of_more_than_2_gib() -> None:
     big = [3 * 2**30 + 1, 2**31, 5]
     places, end = staging.places(big, lead=7)
     assert [p.start for p in places] == [16, 3 * 2**30 + 32, 5 * 2**30 + 32] and end == 5 * 2**30 + 37
-    row = staging._bytes(torch.empty(2**30, 3, dtype=torch.bfloat16, device="meta").t())
+    row = staging.bytes_of(torch.empty(2**30, 3, dtype=torch.bfloat16, device="meta").t())
     assert row.shape == (6 * 2**30,) and row.dtype == torch.uint8

@@ -73,7 +73,7 @@ class Staged:
         found, end = places([nbytes(p) for p in self._here], self._lead, self._align)
         whole = torch.zeros(end, dtype=torch.uint8, device=_CPU)
         for (start, n), part in zip(found, self._here, strict=True):
-            whole[start : start + n] = _bytes(part)
+            whole[start : start + n] = bytes_of(part)
         return _memory(whole)
 
     def views(self) -> list[memoryview]:
@@ -126,7 +126,7 @@ def to_host(parts: Sequence[Tensor], lead: int = 0, align: int = ALIGNMENT) -> S
     device = parts[0].device
     found, end = places([nbytes(p) for p in parts], lead, align)
     with torch.no_grad():
-        joined = _joined([_bytes(p) for p in parts], found, lead)
+        joined = _joined([bytes_of(p) for p in parts], found, lead)
         buffer = _room(end, device)
         staged = Staged(parts, lead, align, buffer)
         if device.type == "cuda":
@@ -266,7 +266,7 @@ def used_here(x: Tensor, behind: torch.cuda.Event | None = None) -> None:
         x.record_stream(now)
 
 
-def _bytes(part: Tensor) -> Tensor:
+def bytes_of(part: Tensor) -> Tensor:
     """Return the values of a part as uint8 [n], the same memory where they lie without gaps."""
     flat = part.detach().contiguous().reshape(-1)
     return flat.as_strided(flat.shape, (1,)).view(torch.uint8)  # a single value may have any stride
@@ -299,7 +299,7 @@ def _view(piece: memoryview | bytes) -> Tensor:
 def memory(part: Tensor) -> memoryview:
     """Return the bytes of a part of the CPU, flat: its own memory, where it lies without gaps."""
     if part.requires_grad or part.stride() != (1,):
-        return _memory(_bytes(part))
+        return _memory(bytes_of(part))
     return _memory(part if part.dtype == torch.uint8 else part.view(torch.uint8))
 
 

@@ -16,11 +16,11 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from thinwire.checksum.bit_sums import bit_sum, numbers
 from thinwire.collectives import MeshExchange
 from thinwire.collectives.exchange import words_of
 from thinwire.links.mesh import Peer
 from thinwire.types import LinkError, PayloadError
-from thinwire.uses.pictures.bit_sums import bit_sum, numbers
 from thinwire.uses.pictures.diffusers_names.interfaces import Given
 from thinwire.uses.pictures.weight_checksums import WatchedWeights
 

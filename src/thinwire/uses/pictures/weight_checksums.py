@@ -10,8 +10,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from thinwire.checksum.bit_sums import sums_of
 from thinwire.codecs.codec import in_a_row
-from thinwire.uses.pictures.bit_sums import sums_of
 
 SAMPLES = 4096  # values of a tensor that are read before each picture
 _SETTINGS = ("training", "scale", "scaling", "_active_adapter", "_disable_adapters", "merged_adapters")

@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from torch.futures import Future
 from torch.nn.parallel import DistributedDataParallel
 
+from thinwire.checksum.bit_sums import sums_of
 from thinwire.types import WRONG_VALUES, InputError, ThinwireError, require
 from thinwire.uses.training.replicas.flat_parameters import FlatParameters, all_finite, any_of, real
 from thinwire.uses.training.replicas.optimiser_steps import OptimiserSteps
@@ -477,13 +478,14 @@ def _parameters(ddp: DistributedDataParallel) -> Iterator[tuple[str, nn.Paramete
 
 
 def digest_of_weights(ddp: DistributedDataParallel) -> str:
-    """Return a digest of all bits of what DDP keeps alike: trained parameters and frozen ones."""
-    digest = hashlib.blake2b(digest_size=16)
-    for name, p in sorted(_parameters(ddp)):
-        digest.update(f"{name} {list(p.shape)} {p.dtype}".encode())
-        values = p.detach().resolve_conj().contiguous().cpu().reshape(-1)
-        digest.update(values.view(torch.uint8).numpy().data)
-    return digest.hexdigest()
+    """Return a digest of all bits of what DDP keeps alike: trained parameters and frozen ones.
+
+    Each parameter is summed where it is, so all of them are waited for once.
+    """
+    found = dict(sorted(_parameters(ddp)))
+    sums = sums_of([real(p.detach()) for p in found.values()])
+    told = [[name, list(p.shape), str(p.dtype), n] for (name, p), n in zip(found.items(), sums, strict=True)]
+    return hashlib.blake2b(json.dumps(told).encode(), digest_size=16).hexdigest()
 
 
 def average_statistics(

@@ -2,15 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
-from thinwire.codecs.codec import in_a_row
-from thinwire.staging import to_host
+from thinwire.staging import bytes_of, to_host
 
 _PIECE = 1 << 20  # words that are summed at a time
 _FACTOR = 0x9E3779B97F4A7C15 - (1 << 64)  # the golden ratio, as a whole number of 64 bits
@@ -66,10 +64,7 @@ def _summed(words: Tensor) -> Tensor:
 
 def _words(x: Tensor) -> Tensor:
     """Return the bytes of ``x`` as int32 [words], zeros behind them where they end within one."""
-    flat = in_a_row(x)
-    if x.dtype.itemsize < _WORD or x.dtype.is_complex:
-        data = flat.view(torch.uint8)
-        if math.prod(data.shape) % _WORD or data.storage_offset() % _WORD:
-            data = torch.nn.functional.pad(data, (0, -len(data) % _WORD))
-        flat = data
-    return flat.view(torch.int32)
+    data = bytes_of(x)
+    if len(data) % _WORD or data.storage_offset() % _WORD:
+        data = torch.nn.functional.pad(data, (0, -len(data) % _WORD))
+    return data.view(torch.int32)
