@@ -20,6 +20,7 @@ from torch import Tensor
 
 from thinwire import compiled
 from thinwire.codecs import Codec, DeadZone, RankOne, Uniform, roundtrip, tiles
+from thinwire.codecs.codec import decode_against, roundtrip_against
 from thinwire.codecs.kernels import bits, kernel_calls, noise, scales
 from thinwire.state import native as state_native
 from thinwire.types import InputError, Payload, PayloadError, TensorSpec
@@ -54,6 +55,14 @@ def assert_torchs(codec: Codec, x: Tensor) -> None:
         decoded = codec.decode(payload)
     assert all(equal(a, b) for a, b in zip(payload.parts, expected.parts, strict=True))
     assert equal(values, expected_values) and equal(codec.decode(payload), values) and equal(decoded, values)
+    held = values.float().mul(0.75)
+    payload, values = roundtrip_against(codec, x, held)
+    with kernel_calls.without():
+        expected, expected_values = roundtrip_against(codec, x, held)
+        decoded = decode_against(codec, payload, held)
+    assert all(equal(a, b) for a, b in zip(payload.parts, expected.parts, strict=True))
+    assert equal(values, expected_values) and equal(decoded, values)
+    assert equal(decode_against(codec, payload, held), values)
 
 
 def test_the_library_is_of_this_source() -> None:
@@ -67,22 +76,16 @@ def test_the_library_is_of_this_source() -> None:
     st.sampled_from([1.0, 30.0, 1e5, 1e30]),
     st.sampled_from([0.05, 0.65, 2.0, 9.0]),
     st.sampled_from([(0.0, False), (0.4, False), (0.5, False), (0.5, True)]),
+    st.sampled_from(["message", "tensor", "one"]),
     st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
 )
 def test_payloads_and_values_are_torchs(
-    seed: int, n: int, spread: float, step: float, how: tuple[float, bool], dtype: torch.dtype
+    seed: int, n: int, spread: float, step: float, how: tuple[float, bool], unit: str, dtype: torch.dtype
 ) -> None:
     x = drawn(seed, n, spread).to(dtype)
     x = x.nan_to_num(posinf=6e4, neginf=-6e4)
-    codec = DeadZone(step, how[0], dither=how[1])
-    payload, values = codec.roundtrip(x)
-    with kernel_calls.without():
-        assert not kernel_calls.there(x)
-        expected, expected_values = codec.roundtrip(x)
-        decoded = codec.decode(payload)
-    assert all(equal(a, b) for a, b in zip(payload.parts, expected.parts, strict=True))
     # torch's level of a small negative value is 0, which has no sign; so has ours
-    assert equal(values, expected_values) and equal(codec.decode(payload), values) and equal(decoded, values)
+    assert_torchs(DeadZone(step, how[0], unit, dither=how[1]), x)
 
 
 @settings(max_examples=150, deadline=None)
@@ -91,15 +94,22 @@ def test_payloads_and_values_are_torchs(
     st.sampled_from([(1, 7), (5, 33), (2, 64), (2, 3, 96), (40, 1), (3, 250)]),
     st.sampled_from([2.0**-149, 1e-38, 1.0, 1e30, 2.0**120]),
     st.integers(2, 8),
-    st.sampled_from([("group", 1.0), ("group", 0.6), ("token", 1.0)]),
+    st.sampled_from([("group", 1.0), ("group", 0.6), ("token", 1.0), ("channel", 1.0), ("tensor", 0.6)]),
+    st.sampled_from(["nearest", "stochastic"]),
     st.sampled_from([torch.float32, torch.bfloat16, torch.float16]),
 )
 def test_codes_and_scales_are_torchs(
-    seed: int, shape: tuple[int, ...], size: float, bits: int, how: tuple[str, float], dtype: torch.dtype
+    seed: int,
+    shape: tuple[int, ...],
+    size: float,
+    bits: int,
+    how: tuple[str, float],
+    rounding: str,
+    dtype: torch.dtype,
 ) -> None:
     x = (drawn(seed, torch.Size(shape).numel(), 30.0) * size).to(dtype).reshape(shape)
     x = x.nan_to_num(posinf=6e4, neginf=-6e4)
-    assert_torchs(Uniform(bits, how[0], clip=how[1]), x)
+    assert_torchs(Uniform(bits, how[0], rounding=rounding, seed=seed, clip=how[1]), x)
 
 
 @settings(max_examples=100, deadline=None)

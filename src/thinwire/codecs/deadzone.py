@@ -12,12 +12,13 @@ import math
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from thinwire.codecs.kernels import deadzone_calls, kernel_calls, scales, triton_calls
 from thinwire.codecs.kernels.bits import pack, packed_nbytes, unpack
-from thinwire.codecs.kernels.noise import dithered, fingerprint, table_on
+from thinwire.codecs.kernels.noise import dithered, fingerprint, table, table_on
 from thinwire.spec import Spec
 from thinwire.types import InputError, Payload, PayloadError, TensorSpec, require
 from thinwire.verdicts import refuse
@@ -78,9 +79,12 @@ class DeadZone(Spec):
         """Return the codec for residuals of ``x``; what it encodes, this one decodes."""
         if not self.by_tensor or not x.numel():
             return self
+        return replace(self, step=self._step_by(x), unit="one")
+
+    def _step_by(self, x: Tensor) -> float:
+        """Return the step for residuals of ``x``."""
         mean = float(_mean(x.detach().to(torch.float32).reshape(-1).abs()))
-        step = min(max(mean * self.step, scales.FORMATS["bfloat16"].low), _MOST)
-        return replace(self, step=step, unit="one")
+        return min(max(mean * self.step, scales.FORMATS["bfloat16"].low), _MOST)
 
     def encode(self, x: Tensor) -> Payload:
         return self.roundtrip(x)[0]
@@ -117,13 +121,16 @@ class DeadZone(Spec):
         """Return what a payload stands for, on top of ``reference`` or alone, by kernels."""
         spec, parts = payload.spec, self._parts(payload)
         fits = spec.numel > 0 and (reference is None or spec.dtype == torch.float32)
+        if fits and parts[0].is_cpu and spec.dtype == torch.float32 and kernel_calls.there(*parts):
+            held = kernel_calls.fits(reference, spec.shape)
+            return kernel_calls.unzoned(parts, reference, spec.shape, self._noise) if held else None
         if not fits or not triton_calls.there(parts[0], reference):
             return None
         n, (codes, large) = spec.numel, (part.numel() for part in parts[:2])
         require(codes == packed_nbytes(n, 2), PayloadError, f"{codes} bytes do not hold {n} codes of 2 bits")
         require(large % 2 == 0, PayloadError, f"{large} bytes of large levels, expected two each")
-        table = table_on(parts[0].device) if self.dither else None
-        x, wrong = deadzone_calls.values(parts, spec.shape, spec.dtype, table, reference)
+        noise = table_on(parts[0].device) if self.dither else None
+        x, wrong = deadzone_calls.values(parts, spec.shape, spec.dtype, noise, reference)
         refuse(wrong[0], lambda: scales.outside("bfloat16"))
         refuse(wrong[1], lambda: PayloadError(f"{large} bytes do not hold the large levels"))
         return x
@@ -131,14 +138,38 @@ class DeadZone(Spec):
     def _fused(self, x: Tensor, reference: Tensor | None) -> tuple[Payload, Tensor] | None:
         """Return what ``roundtrip``, or ``roundtrip_against``, does by kernels; None where there are none."""
         x = x.detach()
+        if x.is_cpu and x.numel() and (found := self._on_cpu(x, reference)):
+            return found
         if not x.numel() or not triton_calls.there(x, reference):
             return None
-        table = table_on(x.device) if self.dither else x
-        packed, large, step, restored = deadzone_calls.coded(self._zone, x, reference, table)
+        noise = table_on(x.device) if self.dither else x
+        packed, large, step, restored = deadzone_calls.coded(self._zone, x, reference, noise)
         refuse(step.wrong, _not_finite)
         spec = TensorSpec(tuple(x.shape), x.dtype if reference is None else torch.float32)
         key = (step.key,) if self.dither else ()
         return Payload(spec, (packed, large, step.stored, *key)), restored
+
+    def _on_cpu(self, x: Tensor, reference: Tensor | None) -> tuple[Payload, Tensor] | None:
+        """Return what ``_fused`` does, by a compiled pass; None where it cannot, or a value is not finite."""
+        shape, against = tuple(x.shape), reference is not None
+        known = self.by_tensor or self.unit == "one" or not against  # else the mean is of what is left
+        if not known or not (against or x.dtype == torch.float32):
+            return None
+        values = x.to(torch.float32).contiguous()
+        if not kernel_calls.against(values, reference):
+            return None
+        by = min(self.step, _MOST)
+        if self.by_tensor and against:
+            by = self._step_by(values)
+        elif self.unit != "one":  # as float32, one at a time, is multiplied
+            by = float(_mean(values.reshape(-1).abs())) * float(np.float32(by))
+        found = kernel_calls.zoned(values, reference, by, self.offset, TOP - self.dither, self._noise)
+        return None if found is None else (Payload(TensorSpec(shape), tuple(found[0])), found[1])
+
+    @property
+    def _noise(self) -> Tensor | None:
+        """The table of the noise, where there is any."""
+        return table() if self.dither else None
 
     @cached_property
     def _zone(self) -> deadzone_calls.Zone:

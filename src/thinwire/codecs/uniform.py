@@ -12,7 +12,7 @@ from torch import Tensor
 from thinwire.codecs.codec import Layout, check_layout, layout_nbytes
 from thinwire.codecs.kernels import kernel_calls, scales, uniform_calls
 from thinwire.codecs.kernels.bits import pack, packed_nbytes, unpack
-from thinwire.codecs.kernels.noise import add_dither, fingerprint
+from thinwire.codecs.kernels.noise import add_dither, fingerprint, table
 from thinwire.codecs.kernels.scales import SHARED_BY, Grid, scratch
 from thinwire.spec import Spec
 from thinwire.types import InputError, Payload, TensorSpec, require
@@ -66,7 +66,7 @@ class Uniform(Spec):
         _one_of("rounding", self.rounding, ROUNDINGS)
         _one_of("scale_dtype", self.scale_dtype, tuple(scales.FORMATS))
 
-    @property
+    @cached_property
     def top(self) -> int:
         """The largest level, in scales."""
         return max(1, 2 ** (self.bits - 1) - 1)
@@ -89,7 +89,7 @@ class Uniform(Spec):
 
     def decode(self, payload: Payload) -> Tensor:
         check_layout(payload, self.layout(payload.spec))
-        x = uniform_calls.decode(self.form, payload, None)
+        x = self._decoded(payload, None)
         if x is not None:
             return x
         packed, stored = payload.parts
@@ -97,7 +97,7 @@ class Uniform(Spec):
 
     def decode_against(self, payload: Payload, reference: Tensor) -> Tensor | None:
         check_layout(payload, self.layout(payload.spec))
-        return uniform_calls.decode(self.form, payload, reference)
+        return self._decoded(payload, reference)
 
     @cached_property
     def form(self) -> uniform_calls.Form:
@@ -105,8 +105,16 @@ class Uniform(Spec):
         return uniform_calls.Form(self.bits, self.scale, self.group, self.scale_dtype, self.clip)
 
     def _fused(self, x: Tensor, reference: Tensor | None, back: bool) -> Any:
-        nearest = self.rounding == "nearest"
-        return uniform_calls.roundtrip(self.form, x, reference, back) if nearest else None
+        """Return payload and values by kernels or by a compiled pass; None where there is neither."""
+        stochastic = self.rounding == "stochastic"
+        found = None if stochastic else uniform_calls.roundtrip(self.form, x, reference, back)
+        return found or uniform_calls.on_cpu(
+            self.form, x, reference, table() if stochastic else None, self.seed
+        )
+
+    def _decoded(self, payload: Payload, reference: Tensor | None) -> Tensor | None:
+        found = uniform_calls.decode(self.form, payload, reference)
+        return found if found is not None else uniform_calls.decode_on_cpu(self.form, payload, reference)
 
     def layout(self, spec: TensorSpec) -> Layout:
         codes = (torch.uint8, packed_nbytes(spec.numel, self.bits))

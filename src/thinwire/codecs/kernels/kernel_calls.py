@@ -7,8 +7,9 @@ to them meanwhile can make a result wrong, but reaches no other memory. One core
 
 from __future__ import annotations
 
-import ctypes
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -17,13 +18,46 @@ from thinwire import compiled
 from thinwire.codecs.kernels.bits import packed_nbytes
 from thinwire.types import InputError
 
-_NAMES = (
-    *("levels", "pack", "halves", "values", "dithered", "quantised", "dequantised"),
-    *("magnitudes", "levelled", "scaled"),
-)
-_FUNCTIONS = compiled.functions(Path(__file__).parent, _NAMES)
+_TAKES = {
+    "levels": "pnfffppp",
+    "pack": "pnp",
+    "halves": "pnp",
+    "values": "pnpnfp",
+    "dithered": "pnupfp",
+    "quantised": "pnnfffipp",
+    "dequantised": "pnnpffip",
+    "magnitudes": "pnnnppp",
+    "levelled": "pnnnppfp",
+    "scaled": "pnnnppiffp",
+    "uniform": "ppnnnnfffpuppppp",
+    "ununiform": "pppnnnnffppp",
+    "sums": "pnnp",
+    "zoned": "ppnffiffppppppp",
+    "unzoned": "ppnpnpffppp",
+}
+_FUNCTIONS = compiled.functions(Path(__file__).parent, _TAKES)
 without = _FUNCTIONS.without
 _CPU = torch.device("cpu")
+_BOUNDS = 2.0**-100, 2.0**120  # of a scale in bfloat16
+_WRAP = 2**64 - 1
+
+
+class Rows(NamedTuple):
+    """A tensor as rows of one width, a scale each, or each column; and how many bits a code has."""
+
+    rows: int
+    width: int
+    by_column: bool
+    bits: int
+    scales: int
+
+
+class Scale(NamedTuple):
+    """The share of the largest magnitude that a scale is, and its bounds."""
+
+    share: float
+    least: float
+    most: float
 
 
 def there(*tensors: Tensor) -> bool:
@@ -31,8 +65,20 @@ def there(*tensors: Tensor) -> bool:
     return bool(_FUNCTIONS) and not torch.compiler.is_compiling() and all(map(_is_plain, tensors))
 
 
+def fits(reference: Tensor | None, shape: tuple[int, ...]) -> bool:
+    """Return whether a pass can work on top of a reference: float32, of this shape, as ``there`` wants it."""
+    if reference is None:
+        return True
+    return reference.dtype == torch.float32 and tuple(reference.shape) == shape and _is_plain(reference)
+
+
+def against(x: Tensor, reference: Tensor | None) -> bool:
+    """Return whether a pass can work on ``x`` beside a reference."""
+    return there(x) and fits(reference, tuple(x.shape))
+
+
 def _is_plain(x: Tensor) -> bool:
-    if type(x) is not Tensor or x.device.type != "cpu" or not x.is_contiguous() or x.is_neg():
+    if type(x) is not Tensor or not x.is_cpu or not x.is_contiguous() or x.is_neg():
         return False
     try:
         start = x.data_ptr()
@@ -48,13 +94,19 @@ def levels(x: Tensor, inverse: float, offset: float, step: float) -> tuple[Tenso
     """
     n = x.numel()
     values, codes, numbers = _room(n, torch.float32), _room(n, torch.uint8), _room(n, torch.int16)
-    floats = map(ctypes.c_float, (inverse, offset, step))
-    out = _address(values), _address(codes), _address(numbers)
-    count = _FUNCTIONS["levels"](_at(x, torch.float32), _size(x), *floats, *out)
-    packed, others = _room(packed_nbytes(n, 2), torch.uint8), _room(2 * count, torch.uint8)
-    _FUNCTIONS["pack"](_address(codes), _size(codes), _address(packed))
-    _FUNCTIONS["halves"](_address(numbers), ctypes.c_size_t(count), _address(others))
-    return packed, others, values
+    out = values.data_ptr(), codes.data_ptr(), numbers.data_ptr()
+    count = _FUNCTIONS["levels"](_at(x, torch.float32), n, inverse, offset, step, *out)
+    packed = _room(packed_nbytes(n, 2), torch.uint8)
+    _FUNCTIONS["pack"](codes.data_ptr(), n, packed.data_ptr())
+    return packed, _halves(numbers, count), values
+
+
+def _halves(numbers: Tensor, count: int) -> Tensor:
+    """Return the low bytes of the first numbers, int16, and then the high ones."""
+    others = _room(2 * count, torch.uint8)
+    if count:
+        _FUNCTIONS["halves"](numbers.data_ptr(), count, others.data_ptr())
+    return others
 
 
 def values(packed: Tensor, others: Tensor, n: int, step: float) -> Tensor | None:
@@ -65,16 +117,15 @@ def values(packed: Tensor, others: Tensor, n: int, step: float) -> Tensor | None
     if packed.numel() != packed_nbytes(n, 2):
         return None
     found, k = _room(n, torch.float32), others.numel() // 2
-    given = _at(others, torch.uint8), ctypes.c_size_t(k), ctypes.c_float(step)
-    count = _FUNCTIONS["values"](_at(packed, torch.uint8), _size(found), *given, _address(found))
+    given = _at(packed, torch.uint8), n, _at(others, torch.uint8), k, step
+    count = _FUNCTIONS["values"](*given, found.data_ptr())
     return found if count == k and others.numel() == 2 * k else None
 
 
 def dithered(x: Tensor, key: int, table: Tensor, step: float) -> Tensor:
     """Return float32 [n] and ``step`` times the noise of ``key`` beside it; ``table`` as in ``noise.py``."""
     found, noise = _room(x.numel(), torch.float32), _at(table, torch.float32)
-    given = _at(x, torch.float32), _size(x), ctypes.c_uint64(key), noise, ctypes.c_float(step)
-    _FUNCTIONS["dithered"](*given, _address(found))
+    _FUNCTIONS["dithered"](_at(x, torch.float32), x.numel(), key, noise, step, found.data_ptr())
     return found
 
 
@@ -85,9 +136,8 @@ def quantised(x: Tensor, share: float, bounds: tuple[float, float], top: int) ->
     values are finite.
     """
     codes, found = _room(x.numel(), torch.uint8), _room(len(x), torch.bfloat16)
-    floats = map(ctypes.c_float, (share, *bounds))
-    given = _at(x, torch.float32), *map(ctypes.c_size_t, x.shape), *floats, ctypes.c_int32(top)
-    done = _FUNCTIONS["quantised"](*given, _address(codes), _address(found))
+    given = _at(x, torch.float32), *x.shape, share, *bounds, top
+    done = _FUNCTIONS["quantised"](*given, codes.data_ptr(), found.data_ptr())
     return (codes.view(x.shape), found) if done == len(x) else None
 
 
@@ -99,9 +149,8 @@ def dequantised(codes: Tensor, scales: Tensor, bounds: tuple[float, float], top:
     if len(scales) != len(codes):
         return None
     found = _room(codes.numel(), torch.float32)
-    given = _at(codes, torch.uint8), *map(ctypes.c_size_t, codes.shape), _at(scales, torch.bfloat16)
-    floats = map(ctypes.c_float, bounds)
-    done = _FUNCTIONS["dequantised"](*given, *floats, ctypes.c_int32(top), _address(found))
+    given = _at(codes, torch.uint8), *codes.shape, _at(scales, torch.bfloat16), *bounds, top
+    done = _FUNCTIONS["dequantised"](*given, found.data_ptr())
     return found.view(codes.shape) if done == len(codes) else None
 
 
@@ -113,8 +162,8 @@ def magnitudes(x: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
     """
     by_row, by_column = (torch.zeros((len(x), n), dtype=torch.int64, device=_CPU) for n in x.shape[1:])
     exponents = _room(len(x), torch.int32)
-    given = _at(x, torch.float32), *map(ctypes.c_size_t, x.shape)
-    done = _FUNCTIONS["magnitudes"](*given, *map(_address, (exponents, by_row, by_column)))
+    out = [t.data_ptr() for t in (exponents, by_row, by_column)]
+    done = _FUNCTIONS["magnitudes"](_at(x, torch.float32), *x.shape, *out)
     return (by_row, by_column, exponents) if done == len(x) else None
 
 
@@ -124,22 +173,93 @@ def levelled(x: Tensor, row: Tensor, column: Tensor, edge: float) -> Tensor:
     uint8, as ``x``; ``row`` is float32 [matrices, rows], ``column`` float32 [matrices, width].
     """
     codes = _room(x.numel(), torch.uint8)
-    scales = _scales(x, row, column)
-    given = _at(x, torch.float32), *map(ctypes.c_size_t, x.shape), *scales, ctypes.c_float(edge)
-    _FUNCTIONS["levelled"](*given, _address(codes))
+    given = _at(x, torch.float32), *x.shape, *_scales(x, row, column), edge
+    _FUNCTIONS["levelled"](*given, codes.data_ptr())
     return codes.view(x.shape)
 
 
 def scaled(codes: Tensor, row: Tensor, column: Tensor, levels: tuple[float, ...]) -> Tensor:
     """Return what ``levelled``'s codes stand for, float32, as ``codes``; ``levels`` are the positive ones."""
     found = _room(codes.numel(), torch.float32)
-    given = _at(codes, torch.uint8), *map(ctypes.c_size_t, codes.shape), *_scales(codes, row, column)
-    floats = map(ctypes.c_float, (levels[0], levels[-1]))
-    _FUNCTIONS["scaled"](*given, ctypes.c_int32(len(levels)), *floats, _address(found))
+    given = _at(codes, torch.uint8), *codes.shape, *_scales(codes, row, column)
+    _FUNCTIONS["scaled"](*given, len(levels), levels[0], levels[-1], found.data_ptr())
     return found.view(codes.shape)
 
 
-def _scales(x: Tensor, row: Tensor, column: Tensor) -> tuple[ctypes.c_void_p, ctypes.c_void_p]:
+def uniform(
+    x: Tensor, held: Tensor | None, rows: Rows, scale: Scale, noise: Tensor | None, seed: int
+) -> tuple[Tensor, Tensor, Tensor] | None:
+    """Return ``Uniform``'s packed codes, its scales, and what they stand for, in one go.
+
+    Of ``x``, float32, or its difference to ``held``, and on top of it: uint8, bfloat16, float32. With
+    the table of the noise (``noise.py``) codes are rounded stochastically. None unless all values are finite.
+    """
+    n, values = x.numel(), torch.empty_like(x)
+    codes, stored = _room(n, torch.uint8), _room(rows.scales, torch.bfloat16)
+    packed = codes if rows.bits == 8 else _room(packed_nbytes(n, rows.bits), torch.uint8)
+    room = _room(2 * rows.width, torch.float32)
+    given = x.data_ptr(), _or_none(held), *rows[:4], *scale, _or_none(noise), seed & _WRAP
+    done = _FUNCTIONS["uniform"](*given, *[t.data_ptr() for t in (codes, stored, packed, values, room)])
+    return (packed, stored, values) if done == rows.scales else None
+
+
+def ununiform(
+    packed: Tensor, stored: Tensor, held: Tensor | None, shape: tuple[int, ...], rows: Rows, scale: Scale
+) -> Tensor | None:
+    """Return what ``uniform``'s codes and scales stand for; None for a scale out of bounds."""
+    values = torch.empty(shape, dtype=torch.float32, device=_CPU)
+    codes = packed if rows.bits == 8 else _room(values.numel(), torch.uint8)
+    room = _room(rows.width if rows.by_column else 0, torch.float32)
+    given = packed.data_ptr(), stored.data_ptr(), _or_none(held), *rows[:4], *scale[1:]
+    done = _FUNCTIONS["ununiform"](*given, codes.data_ptr(), values.data_ptr(), room.data_ptr())
+    return values if done == rows.scales else None
+
+
+def zoned(
+    x: Tensor, held: Tensor | None, step: float, offset: float, top: int, noise: Tensor | None
+) -> tuple[list[Tensor], Tensor] | None:
+    """Return the parts of ``DeadZone``'s payload, and what they stand for, as ``uniform`` does.
+
+    ``step`` is raised where no level up to ``top`` would reach the largest value. None where a value is not
+    finite, or may not come back so.
+    """
+    n, values = x.numel(), torch.empty_like(x)
+    codes, numbers = _room(n, torch.uint8), _room(n, torch.int16)
+    packed, stored = _room(packed_nbytes(n, 2), torch.uint8), _room(1, torch.bfloat16)
+    key = _room(1, torch.int64)
+    given = x.data_ptr(), _or_none(held), n, step, offset, top, *_BOUNDS, _or_none(noise)
+    out = codes, numbers, packed, stored, key, values
+    count = _FUNCTIONS["zoned"](*given, *[t.data_ptr() for t in out])
+    if count < 0:
+        return None
+    parts = [packed, _halves(numbers, count), stored]
+    return (parts if noise is None else [*parts, key]), values
+
+
+def unzoned(
+    parts: Sequence[Tensor], held: Tensor | None, shape: tuple[int, ...], noise: Tensor | None
+) -> Tensor | None:
+    """Return what ``zoned``'s parts stand for; None where they do not fit each other."""
+    packed, others, stored = parts[:3]
+    values = torch.empty(shape, dtype=torch.float32, device=_CPU)
+    n, k = values.numel(), others.numel()
+    if packed.numel() != packed_nbytes(n, 2) or k % 2:
+        return None
+    key = None if noise is None else parts[3].data_ptr()
+    given = packed.data_ptr(), _or_none(held), n, others.data_ptr(), k // 2, stored.data_ptr(), *_BOUNDS
+    count = _FUNCTIONS["unzoned"](*given, _or_none(noise), key, values.data_ptr())
+    return values if count == k // 2 else None
+
+
+def sums(x: Tensor) -> Tensor:
+    """Return the sum of the words of each row of float32 [n, ...], modulo 2**32: int32 [n]."""
+    n = x.shape[0]
+    found = _room(n, torch.int32)
+    _FUNCTIONS["sums"](x.data_ptr(), n, x.numel() // max(1, n), found.data_ptr())
+    return found
+
+
+def _scales(x: Tensor, row: Tensor, column: Tensor) -> tuple[int, int]:
     matrices, rows, width = x.shape
     if row.shape != (matrices, rows) or column.shape != (matrices, width):
         raise InputError(f"scales {tuple(row.shape)} and {tuple(column.shape)} for {tuple(x.shape)}")
@@ -150,15 +270,11 @@ def _room(n: int, dtype: torch.dtype) -> Tensor:
     return torch.empty(n, dtype=dtype, device=_CPU)  # whatever the default device is
 
 
-def _at(x: Tensor, dtype: torch.dtype) -> ctypes.c_void_p:
+def _at(x: Tensor, dtype: torch.dtype) -> int:
     if x.dtype != dtype or not _is_plain(x):
         raise InputError(f"{x.dtype} on {x.device}, expected {dtype} in one piece of a CPU's memory")
-    return _address(x)
+    return x.data_ptr()
 
 
-def _address(x: Tensor) -> ctypes.c_void_p:
-    return ctypes.c_void_p(x.data_ptr())
-
-
-def _size(x: Tensor) -> ctypes.c_size_t:
-    return ctypes.c_size_t(x.numel())
+def _or_none(x: Tensor | None) -> int | None:
+    return None if x is None else x.data_ptr()

@@ -50,8 +50,8 @@ static inline size_t larges(const uint8_t *codes, size_t chunk, uint16_t *at)
 /* Levels of n values: values that they stand for, codes of two bits, a byte each (-1, 0, 1 as 0, 1, 2; LARGE for
    all others), and these others as zigzag numbers, in order. Return how many others there are. No level is beyond
    15 bits: the step is chosen so. */
-FAST int64_t tw_levels(const float *restrict x, size_t n, float inverse, float offset, float step,
-                       float *restrict values, uint8_t *restrict codes, uint16_t *restrict numbers)
+FAST int64_t tw_levels(const float *x, size_t n, float inverse, float offset, float step, float *values,
+                       uint8_t *restrict codes, uint16_t *restrict numbers)
 {
     size_t found = 0;
     for (size_t i = 0; i < n; i += CHUNK) {
@@ -63,8 +63,8 @@ FAST int64_t tw_levels(const float *restrict x, size_t n, float inverse, float o
             float y = x[i + j] * inverse;
             y += __builtin_copysignf(offset, y);
             levels[j] = (int16_t)(int32_t)y;
-            values[i + j] = (float)levels[j] * step;
         }
+        for (size_t j = 0; j < here; j++) values[i + j] = (float)levels[j] * step; /* perhaps where x was */
         for (size_t j = 0; j < here; j++) {
             const uint16_t code = (uint16_t)(levels[j] + 1);
             own[j] = (uint8_t)(code < LARGE ? code : LARGE);
@@ -257,6 +257,232 @@ FAST int64_t tw_scaled(const uint8_t *restrict codes, size_t matrices, size_t ro
                 const float size = (codes[j] == 0 || codes[j] == 3 ? far : near) * scale[j];
                 values[j] = codes[j] >= 2 ? size : -size;
             }
+    }
+    return 0;
+}
+
+#define SIGN (UINT64_C(1) << 63) /* a key is sent as if it were signed, from the lowest number up */
+#define INSIDE static inline __attribute__((always_inline)) /* so that it is compiled for the same processor */
+
+/* Codes of bits each to bytes: see bits.py. */
+INSIDE void packed(const uint8_t *restrict codes, size_t n, size_t bits, uint8_t *restrict out)
+{
+    const size_t runs = bits % 2 ? 8 : bits % 4 ? 4 : 8 / bits, m = (n + runs - 1) / runs;
+    memset(out, 0, m * (runs * bits / 8));
+    for (size_t k = 0; k < runs && k * m < n; k++) {
+        const size_t here = n - k * m < m ? n - k * m : m, shift = k * bits % 8;
+        const uint8_t *from = codes + k * m;
+        uint8_t *to = out + k * bits / 8 * m;
+        for (size_t i = 0; i < here; i++) to[i] |= (uint8_t)(from[i] << shift);
+        for (size_t i = 0; i < here && shift + bits > 8; i++) to[m + i] |= (uint8_t)(from[i] >> (8 - shift));
+    }
+}
+
+/* What packed was given. */
+INSIDE void unpacked(const uint8_t *restrict bytes, size_t n, size_t bits, uint8_t *restrict codes)
+{
+    const size_t runs = bits % 2 ? 8 : bits % 4 ? 4 : 8 / bits, m = (n + runs - 1) / runs;
+    const uint8_t mask = (uint8_t)((1u << bits) - 1);
+    for (size_t k = 0; k < runs && k * m < n; k++) {
+        const size_t here = n - k * m < m ? n - k * m : m, shift = k * bits % 8;
+        const uint8_t *from = bytes + k * bits / 8 * m;
+        uint8_t *to = codes + k * m;
+        if (shift + bits > 8)
+            for (size_t i = 0; i < here; i++) to[i] = (uint8_t)(from[i] >> shift | from[m + i] << (8 - shift)) & mask;
+        else
+            for (size_t i = 0; i < here; i++) to[i] = from[i] >> shift & mask;
+    }
+}
+
+/* The values, or their difference to what is held. */
+INSIDE void differences(const float *restrict x, const float *restrict held, size_t n, float *restrict y)
+{
+    if (held)
+        for (size_t i = 0; i < n; i++) y[i] = x[i] - held[i];
+    else
+        memcpy(y, x, n * sizeof *y);
+}
+
+/* The largest magnitude, as bits: those of numbers that are not finite are the largest. */
+INSIDE int32_t largest(const float *x, size_t n)
+{
+    int32_t peak = 0;
+    for (size_t j = 0; j < n; j++) {
+        const int32_t size = as_bits(x[j]) & INT32_MAX;
+        peak = size > peak ? size : peak;
+    }
+    return peak;
+}
+
+/* The hash of noise.py's fingerprint. */
+INSIDE uint64_t fingerprint(const float *x, size_t n, uint64_t seed)
+{
+    uint64_t sum = (seed + 1) * UINT64_C(0x9E3779B97F4A7C15);
+    size_t i = 0;
+    for (; i + 2 <= n; i += 2) {
+        uint64_t both;
+        memcpy(&both, x + i, 8);
+        sum += both;
+    }
+    if (i < n) sum += (uint64_t)(int64_t)as_bits(x[i]);
+    return mixed(sum);
+}
+
+/* The noise of a key for values from number i on, and for how many of n: noise.py's add_dither. */
+INSIDE const float *noise_at(const float *table, uint64_t key, size_t i, size_t n, size_t *here)
+{
+    const size_t at = i % TABLE;
+    *here = n - i < TABLE - at ? n - i : TABLE - at;
+    return table + mixed(key + i / TABLE * UINT64_C(0x9E3779B97F4A7C15)) % TABLE + at;
+}
+
+INSIDE void add_noise(float *x, size_t n, const float *table, uint64_t key, float step)
+{
+    size_t here;
+    for (size_t i = 0; i < n; i += here) {
+        const float *noise = noise_at(table, key, i, n, &here);
+        for (size_t j = 0; j < here; j++) x[i + j] += noise[j] * step;
+    }
+}
+
+INSIDE float stored_scale(float step, float least, float most, uint16_t *scale)
+{
+    step = step < least ? least : step > most ? most : step;
+    *scale = (uint16_t)((as_bits(step) + 0xFFFF) >> 16);
+    return as_float((int32_t)*scale << 16);
+}
+
+INSIDE uint8_t level(float y, float top, float round)
+{
+    y = y > top ? top : y;
+    y = y < -top ? -top : y;
+    return (uint8_t)as_bits(y + round);
+}
+
+/* Uniform's codes of x, or of its difference to held, their scales, and what both stand for, on top of held: a scale a
+   row, or one a column, of which there are width; with a table of noise, codes are of values and noise. Return how many
+   scales there are, or -1 where a value is not finite. room: 2 width floats. */
+FAST int64_t tw_uniform(const float *x, const float *held, size_t rows, size_t width, size_t by_column, size_t bits,
+                        float share, float least, float most, const float *table, uint64_t seed, uint8_t *restrict codes,
+                        uint16_t *restrict scales, uint8_t *restrict bytes, float *restrict values, float *restrict room)
+{
+    const size_t n = rows * width;
+    const int32_t whole = (1 << (bits - 1)) - 1;
+    const float top = (float)whole, round = 0x1.8p23f + top;
+    float *step = room, *inverse = room + width;
+    differences(x, held, n, values);
+    const uint64_t key = table ? fingerprint(values, n, seed) : 0;
+    if (by_column) {
+        int32_t *peaks = (int32_t *)inverse;
+        memset(peaks, 0, width * sizeof *peaks);
+        for (size_t r = 0; r < rows; r++)
+            for (size_t j = 0; j < width; j++) {
+                const int32_t size = as_bits(values[r * width + j]) & INT32_MAX;
+                peaks[j] = size > peaks[j] ? size : peaks[j];
+            }
+        for (size_t j = 0; j < width; j++) {
+            if (peaks[j] >= 0x7F800000) return -1;
+            step[j] = stored_scale(as_float(peaks[j]) * share, least, most, scales + j);
+            inverse[j] = 1.0f / step[j];
+        }
+    }
+    for (size_t r = 0; r < rows; r++) {
+        float *own = values + r * width, one = 0;
+        uint8_t *code = codes + r * width;
+        if (!by_column) {
+            const int32_t peak = largest(own, width);
+            if (peak >= 0x7F800000) return -1;
+            one = stored_scale(as_float(peak) * share, least, most, scales + r);
+            const float by = 1.0f / one;
+            for (size_t j = 0; j < width; j++) own[j] *= by;
+        } else
+            for (size_t j = 0; j < width; j++) own[j] *= inverse[j];
+        size_t here = width;
+        for (size_t i = 0; table && i < width; i += here) {
+            const float *noise = noise_at(table, key, r * width + i, r * width + width, &here);
+            for (size_t j = 0; j < here; j++) own[i + j] += noise[j];
+        }
+        for (size_t j = 0; j < width; j++) code[j] = level(own[j], top, round);
+        if (by_column)
+            for (size_t j = 0; j < width; j++) own[j] = (float)(int8_t)(uint8_t)(code[j] - whole) * step[j];
+        else
+            for (size_t j = 0; j < width; j++) own[j] = (float)(int8_t)(uint8_t)(code[j] - whole) * one;
+        for (size_t j = 0; held && j < width; j++) own[j] += held[r * width + j];
+    }
+    if (bits < 8) packed(codes, n, bits, bytes);
+    return (int64_t)(by_column ? width : rows);
+}
+
+/* What tw_uniform's bytes stand for; returns as it does, -1 where a scale is not within least and most. */
+FAST int64_t tw_ununiform(const uint8_t *bytes, const uint16_t *scales, const float *held, size_t rows, size_t width,
+                          size_t by_column, size_t bits, float least, float most, uint8_t *codes, float *restrict values,
+                          float *restrict step)
+{
+    const int32_t whole = (1 << (bits - 1)) - 1;
+    const size_t count = by_column ? width : rows;
+    if (bits < 8) unpacked(bytes, rows * width, bits, codes);
+    else codes = (uint8_t *)bytes;
+    for (size_t k = 0; k < count; k++) {
+        const float one = as_float((int32_t)((uint32_t)scales[k] << 16));
+        if (!(one >= least && one <= most)) return -1;
+        if (by_column) step[k] = one;
+    }
+    for (size_t r = 0; r < rows; r++) {
+        const uint8_t *code = codes + r * width;
+        float *own = values + r * width;
+        const float one = by_column ? 0 : as_float((int32_t)((uint32_t)scales[r] << 16));
+        if (by_column)
+            for (size_t j = 0; j < width; j++) own[j] = (float)(int8_t)(uint8_t)(code[j] - whole) * step[j];
+        else
+            for (size_t j = 0; j < width; j++) own[j] = (float)(int8_t)(uint8_t)(code[j] - whole) * one;
+        for (size_t j = 0; held && j < width; j++) own[j] += held[r * width + j];
+    }
+    return (int64_t)count;
+}
+
+/* DeadZone's codes of x, or of its difference to held, by a step that reaches the largest: packed; what they leave out,
+   as zigzag numbers; the step; with a table of noise, its key; and what all stand for, on top of held. Return how many
+   are left out, or -1 where a value is not finite or a value may not be. most_level: the largest level. */
+FAST int64_t tw_zoned(const float *x, const float *held, size_t n, float step, float offset, int32_t most_level,
+                      float least, float most, const float *table, uint8_t *codes, uint16_t *numbers, uint8_t *bytes,
+                      uint16_t *scale, uint64_t *key, float *values)
+{
+    differences(x, held, n, values);
+    const int32_t peak = largest(values, n);
+    if (peak >= 0x7F800000) return -1;
+    const float far = as_float(peak) / (float)most_level;
+    step = stored_scale(step > far ? step : far, least, most, scale);
+    if (step > 0x1p112f) return -1;
+    const uint64_t own = table ? fingerprint(values, n, 0) : 0;
+    if (table) add_noise(values, n, table, own, step);
+    *key = own ^ SIGN;
+    const int64_t count = tw_levels(values, n, 1.0f / step, offset, step, values, codes, numbers);
+    if (table) add_noise(values, n, table, own, -step);
+    for (size_t i = 0; held && i < n; i++) values[i] += held[i];
+    tw_pack(codes, n, bytes);
+    return count;
+}
+
+/* What tw_zoned's bytes stand for; returns as tw_values does, and -1 where the step is not within least and most. */
+FAST int64_t tw_unzoned(const uint8_t *bytes, const float *held, size_t n, const uint8_t *others, size_t count,
+                        const uint16_t *scale, float least, float most, const float *table, const uint64_t *key,
+                        float *values)
+{
+    const float step = as_float((int32_t)((uint32_t)*scale << 16));
+    if (!(step >= least && step <= most) || step > 0x1p112f) return -1;
+    const int64_t found = tw_values(bytes, n, others, count, step, values);
+    if (table) add_noise(values, n, table, *key ^ SIGN, -step);
+    for (size_t i = 0; held && i < n; i++) values[i] += held[i];
+    return found;
+}
+
+/* The sum of each row's words, modulo 2^32. */
+FAST int64_t tw_sums(const uint32_t *x, size_t rows, size_t width, uint32_t *sums)
+{
+    for (size_t r = 0; r < rows; r++, x += width) {
+        uint32_t sum = 0;
+        for (size_t j = 0; j < width; j++) sum += x[j];
+        sums[r] = sum;
     }
     return 0;
 }

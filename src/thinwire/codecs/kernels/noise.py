@@ -80,6 +80,11 @@ def dithered(x: Tensor, key: int, step: Tensor, sign: int = 1) -> Tensor:
     return noise.mul_(sign * step).add_(x)
 
 
+def table() -> Tensor:
+    """Return the table of the noise, twice over, in a CPU's memory."""
+    return _table("cpu", None)
+
+
 def table_on(device: torch.device) -> Tensor:
     """Return the table of the noise, twice over, on a device."""
     return _table(device.type, device.index)

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from thinwire.codecs.kernels import scales, triton_calls
+from thinwire.codecs.kernels import kernel_calls, scales, triton_calls
 from thinwire.codecs.kernels.bits import packed_nbytes, plane_count
 from thinwire.codecs.kernels.scales import Grid
 from thinwire.types import InputError, Payload, TensorSpec
@@ -107,6 +107,46 @@ def decode(form: Form, payload: Payload, reference: Tensor | None) -> Tensor | N
     restored, flags = dequantised(form, do, packed, stored, payload.spec, reference)
     refuse(flags[0], lambda: scales.outside(form.scale_dtype))
     return restored
+
+
+@lru_cache(maxsize=1024)
+def _rows(form: Form, shape: tuple[int, ...]) -> tuple[kernel_calls.Rows, kernel_calls.Scale] | None:
+    """Return what a compiled pass is told, or None where there is none for this."""
+    spec = TensorSpec(shape)
+    grid = Grid.of(spec, form.scale, form.group)
+    if form.bits < 2 or form.scale_dtype != "bfloat16" or not spec.numel or grid.padded != grid.last:
+        return None
+    rows, width = (1, spec.numel) if grid.by == "whole" else (grid.rows, grid.width)
+    scale = kernel_calls.Scale(form.clip / (2 ** (form.bits - 1) - 1), *scales.bounds(form.scale_dtype))
+    return kernel_calls.Rows(rows, width, grid.by == "column", form.bits, grid.scales), scale
+
+
+def on_cpu(
+    form: Form, x: Tensor, reference: Tensor | None, noise: Tensor | None, seed: int
+) -> tuple[Payload, Tensor] | None:
+    """Return what ``roundtrip`` does, by a compiled pass; ``noise``: its table, for stochastic rounding.
+
+    None where there is none, or where a value is not finite.
+    """
+    shape = tuple(x.shape)
+    fits = x.is_cpu and (x.dtype == torch.float32 or reference is not None)
+    do = _rows(form, shape) if fits else None
+    if do is None:
+        return None
+    values = x.detach().to(torch.float32).contiguous()
+    if not kernel_calls.against(values, reference):
+        return None
+    found = kernel_calls.uniform(values, reference, *do, noise, seed)
+    return None if found is None else (Payload(TensorSpec(shape), found[:2]), found[2])
+
+
+def decode_on_cpu(form: Form, payload: Payload, reference: Tensor | None) -> Tensor | None:
+    """Return what ``decode`` does, by a compiled pass; None where there is none, or for a wrong scale."""
+    spec, (packed, stored) = payload.spec, payload.parts
+    do = _rows(form, spec.shape) if packed.is_cpu and spec.dtype == torch.float32 else None
+    if do is None or not kernel_calls.there(packed, stored) or not kernel_calls.fits(reference, spec.shape):
+        return None
+    return kernel_calls.ununiform(packed, stored, reference, spec.shape, *do)
 
 
 def quantised(
