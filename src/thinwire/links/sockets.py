@@ -48,7 +48,7 @@ def open_socket(kind: int, max_message: int, queued: int) -> zmq.Socket[bytes]:
     sock.linger = 0
     # a larger frame breaks the connection before memory is taken for it
     sock.maxmsgsize = max_message + CURVE_OVERHEAD
-    sock.sndhwm = queued
+    sock.sndhwm = sock.rcvhwm = queued
     sock.setsockopt(zmq.TCP_MAXRT, int(STALL * 1000))  # long: a peer that reads slowly, or not now, lives
     sock.setsockopt(zmq.TCP_KEEPALIVE, 1)
     for option, value in zip(

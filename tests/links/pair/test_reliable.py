@@ -344,6 +344,18 @@ def test_control_traffic_is_small_beside_20_kb_messages() -> None:
         assert by.received["forward"].messages == 300
 
 
+def test_what_came_is_acknowledged_in_time_though_more_waits_to_be_read() -> None:
+    x, y = loopback_pair()
+    count, body = 1000, bytes(PIECE)
+    for number in range(1, count + 1):
+        x.send(pack(Kind.DATA, "other", body, session=1, number=number, ack=0, repair=0, arrived=0))
+    acks = [0]
+    with closing(Reliable(y, LONG)):
+        while acks[-1] < count:
+            acks.append(parse(x.recv().result(LONG)).ack)
+    assert len(set(acks)) > 4  # without: before the first, behind the first, behind the last
+
+
 def test_no_thread_is_left() -> None:
     before = threads()
     with over_proxy() as (a, b, _):

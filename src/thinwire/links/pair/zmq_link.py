@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from time import monotonic
 from typing import Any, Self
 
@@ -39,6 +41,7 @@ from thinwire.types import AuthError, InputError, LinkError
 
 MAX_MESSAGE = 1 << 26  # bytes
 HIGH_WATER = 16  # messages that libzmq queues each way: of large ones a few fill any line
+UNREAD = 1 << 23  # bytes that nobody has asked for above which the rest stays with the sender
 FRAMES = 2  # of a message, at most
 BLOCKED = 2  # milliseconds before a message that found no room is offered again
 
@@ -166,10 +169,12 @@ class ZmqLink(PolledSocket):
         return future
 
     def recv(self) -> Future[Message]:
-        return self._inbox.get()
+        with self._room():
+            return self._inbox.get()
 
     def more(self) -> deque[Message]:
-        return self._inbox.more()
+        with self._room():
+            return self._inbox.more()
 
     def estimate(self) -> LinkEstimate:
         return LinkEstimate()
@@ -188,7 +193,18 @@ class ZmqLink(PolledSocket):
     def close(self, timeout: float = 5.0) -> None:
         super().close(timeout)
 
+    @contextmanager
+    def _room(self) -> Iterator[None]:
+        """Let the thread read on where what happens meanwhile makes room."""
+        full = not self._reads()
+        yield
+        if full and self._reads():
+            self._bell.ring()
+
     # the thread
+
+    def _reads(self) -> bool:
+        return self._inbox.nbytes < UNREAD
 
     def _pause(self) -> int:
         if not self._outbox or self._full:
@@ -197,6 +213,8 @@ class ZmqLink(PolledSocket):
 
     def _receive(self) -> None:
         for _ in range(BURST):
+            if not self._reads():
+                return
             try:
                 frames = self._sock.recv_multipart(zmq.DONTWAIT, copy=False)
             except zmq.Again:
