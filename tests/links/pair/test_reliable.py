@@ -282,8 +282,14 @@ def test_large_messages_travel_in_pieces_and_limits_hold() -> None:
         assert done.result(LONG) is None
         a.send(b"")
         assert b.recv().result(LONG) == b""
-        with pytest.raises(LinkError, match="at the limit"):
+        told = f"a message of {11 * PIECE} bytes to .*; at most {10 * PIECE} go at once: compress it"
+        with pytest.raises(LinkError, match=told):
             a.send(bytes(11 * PIECE)).result(0)
+        with a._lock:  # so that nothing is acknowledged between the two
+            done, late = a.send(bytes(6 * PIECE)), a.send(bytes(6 * PIECE))
+        with pytest.raises(LinkError, match="at the limit"):
+            late.result(0)
+        assert len(b.recv().result(LONG)) == 6 * PIECE and done.result(LONG) is None
 
 
 def test_a_slow_link_is_not_sent_twice_and_is_measured() -> None:
