@@ -346,9 +346,7 @@ class Reliable:
             if data:
                 self._arrived_at = now
                 self._ack_at = self._ack_at or now + ACK_DELAY
-                if (
-                    now >= self._ack_at
-                ):  # though more waits to be read, as on a busy line it always does
+                if now >= self._ack_at:  # though more waits to be read, as on a busy line it always does
                     self._control(Kind.ACK)
             self._in.note(segment.number, segment.repair)
             self._ask(now)
