@@ -74,14 +74,14 @@ def pictures(found: Any) -> str:
                 _said(_matched(then, r, "blocks", "recipe"), "step_ms", "{:,.0f} ms".format),
                 _said(r, "step_ms", "{:,.1f} ms".format),
                 _said(r, "last_ms", "{:,.1f} ms".format),
+                *(_said(r, name, "{:,.1f} ms".format) for name in ("waited_ms", "coded_ms")),
+                _said(r, "message_ms", "{:,.2f} ms".format),
                 _said(r, "step_nbytes", lambda n: f"{n / 1e6:,.2f} MB"),
                 _said(r, "latents_db", "{:.1f} dB".format),
             ]
         )
-    return table(
-        ["blocks", "recipe", "a step before", "a step", "the last four", "sent a step", "PSNR of latents"],
-        rows,
-    )
+    head = ["blocks", "recipe", "a step before", "a step", "the last four", "waiting in these", "coding"]
+    return table([*head, "a message's way", "sent a step", "PSNR of latents"], rows)
 
 
 def replicas(found: Any) -> str:

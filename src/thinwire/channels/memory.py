@@ -153,9 +153,11 @@ class SecondOrderDelta(_ByKey):
         return y_hat if s is None else self.predicted(s) + y_hat
 
     def advance(self, x_hat: Tensor, s: Tensor | None, y: Tensor | None = None) -> Tensor | None:
-        state = x_hat.new_zeros(len(x_hat), 2, *x_hat.shape[1:])
+        state = x_hat.new_empty(len(x_hat), 2, *x_hat.shape[1:])
         state[:, 0] = x_hat
-        if s is not None:
+        if s is None:
+            state[:, 1] = 0
+        else:
             torch.sub(x_hat, s[:, 0], out=state[:, 1]).mul_(self.decay)
         return state
 
