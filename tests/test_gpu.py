@@ -17,7 +17,7 @@ from thinwire.channels.channel import Receiver, Scheme, Sender
 from thinwire.channels.disk import DiskStore
 from thinwire.channels.memory import Delta, Memory
 from thinwire.channels.references import TensorStore
-from thinwire.codecs import Cast, Entropy, Sink, Uniform, roundtrip
+from thinwire.codecs import Cast, Entropy, Hadamard, RankOne, Sink, Uniform, roundtrip
 from thinwire.types import Payload
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
@@ -31,6 +31,16 @@ def on(device: torch.device) -> Iterator[Seen | None]:
             yield seen
     else:
         yield None
+
+
+@cuda
+def test_a_tensor_of_over_2_gib_is_coded_on_a_card_as_its_parts_are() -> None:
+    """The last of 17 equal matrices begins at byte 2**31."""
+    one = tensor((1, 8192, 4096)).cuda()
+    for codec in (Uniform(4), Hadamard(Uniform(4)), RankOne(1)):
+        x = codec.decode(codec.encode(one.expand(17, -1, -1).contiguous()))
+        assert all(torch.equal(x[i], x[0]) for i in (8, 15, 16)), codec
+        del x
 
 
 def is_on(x: Tensor, device: torch.device) -> bool:

@@ -9,6 +9,7 @@ from torch import nn
 
 import thinwire
 from bench.gpu.ranks import row, wait
+from thinwire.state import native
 
 LAYERS, WIDTH, ROWS = 28, 1536, 150_000
 CHANGE = 1e-6  # of a value, each step: what a small learning rate does
@@ -16,7 +17,11 @@ STEPS = 3
 
 
 def measure(device: torch.device, smoke: bool) -> None:
-    """Print a row a version: seconds to publish it, and until a model there, on CPU or card, has it."""
+    """Print a row a version: seconds to publish it, and until a follower and a model there have it.
+
+    ``came_s`` is from a patch's first byte to its last; ``compiled``: whether the compiled passes are there,
+    without which a state is coded four times as slowly.
+    """
     torch.manual_seed(0)
     tensors = _tensors(device, *((2, 64, 512) if smoke else (LAYERS, WIDTH, ROWS)))
     values = sum(x.numel() for x in tensors.values())
@@ -40,12 +45,14 @@ def _follow(tensors: dict[str, torch.Tensor], values: int, device: torch.device,
             number = publisher.publish(version).number
             published = time.perf_counter() - start
             follower.wait(number, 60.0)
+            held, came = time.perf_counter() - start, follower.arrivals[-1].seconds
             follower.apply_to(into)
             wait(device)
             followed, sent = time.perf_counter() - start, publisher.sent - before
             row(
                 follower=place, version=version, values=values, publish_s=round(published, 3),
-                followed_s=round(followed, 3), nbytes=sent, state_bytes=2 * values,
+                came_s=round(came, 3), held_s=round(held, 3), followed_s=round(followed, 3),
+                nbytes=sent, state_bytes=2 * values, compiled=native.there(),
             )  # fmt: skip
     finally:
         follower.close()

@@ -26,7 +26,7 @@ import zmq
 from bench.study.tables import Draw, columns
 
 SIZES = {"64 kB": 1 << 16, "1 MB": 1 << 20, "64 MB": 1 << 26}
-NBYTES = {False: 1 << 28, True: 1 << 27}  # sent in one turn; less where it is encrypted
+NBYTES = {False: 1 << 30, True: 1 << 29}  # sent in one turn; less where it is encrypted
 TURNS = 3
 FLIGHT = 1 << 28  # bytes that have not been acknowledged, at most
 TOKEN = b"a token of thirty-two characters"

@@ -55,6 +55,13 @@ class ChunkTopK(Spec):
         """Return the codec for residuals of ``x``."""
         return replace(self, values=tuned(self.values, x))
 
+    def coded_apart(self, n: int) -> bool:
+        """Return whether ``n`` values are whole runs, of which those kept have scales of their own."""
+        values, kept = self.values, n // self.chunk * kept_count(self.ratio, self.chunk)
+        grouped = isinstance(values, Uniform) and values.rounding == "nearest" and values.group
+        alone = isinstance(values, (Raw, Cast)) or bool(grouped and kept % grouped == 0)
+        return alone and n % self.chunk == 0
+
     def encode(self, x: Tensor) -> Payload:
         flat = flattened(x)
         chunk, k, _ = self._runs(flat.numel())

@@ -155,6 +155,14 @@ def _looks_at_the_tensor(codec: Any) -> bool:
     return bool(getattr(codec, "by_tensor", False)) or any(_looks_at_the_tensor(c) for c in inside)
 
 
+def coded_apart(codec: Codec, n: int) -> bool:
+    """Return whether ``codec`` makes of each ``n`` values in a row the same as of these alone.
+
+    A codec whose ``decode`` then gives the same bits says so by a ``coded_apart(n)`` of its own.
+    """
+    return is_up_to_date(codec, "coded_apart") and bool(codec.coded_apart(n))  # type: ignore[attr-defined]
+
+
 @lru_cache(maxsize=256)  # asked for each packet
 def is_finite(codec: Any) -> bool:
     """Return whether ``codec`` and all inside it refuse a NaN or an infinity, and so decode to none.

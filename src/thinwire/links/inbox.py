@@ -65,6 +65,7 @@ class Inbox:
     """
 
     def __init__(self) -> None:
+        self.nbytes = 0  # of what nobody has asked for
         self._lock = Lock()
         self._messages: deque[Message] = deque()
         self._waiting: deque[Future[Message]] = deque()
@@ -75,8 +76,9 @@ class Inbox:
         found = []
         with self._lock:
             self._messages.extend(messages)
+            self.nbytes += sum(map(len, messages))
             while self._messages and (taker := self._taker()) is not None:
-                found.append((taker, self._messages.popleft()))
+                found.append((taker, self._next()))
         for taker, data in found:  # outside the lock: its callbacks may call get
             taker.set_result(data)
 
@@ -85,7 +87,7 @@ class Inbox:
         future: Future[Message] = Future()
         with self._lock:
             if self._messages:
-                future.set_result(self._messages.popleft())
+                future.set_result(self._next())
             elif self._error is not None:
                 future.set_exception(renewed(self._error))
             else:
@@ -95,7 +97,7 @@ class Inbox:
     def more(self) -> deque[Message]:
         """Return the messages that are here already; they are the caller's."""
         with self._lock:
-            messages, self._messages = self._messages, deque()
+            messages, self._messages, self.nbytes = self._messages, deque(), 0
         return messages
 
     def fail(self, error: Exception) -> None:
@@ -106,6 +108,11 @@ class Inbox:
         for future in waiting:
             if future.set_running_or_notify_cancel():
                 future.set_exception(renewed(self._error))
+
+    def _next(self) -> Message:
+        message = self._messages.popleft()
+        self.nbytes -= len(message)
+        return message
 
     def _taker(self) -> Future[Message] | None:
         while self._waiting:

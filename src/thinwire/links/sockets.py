@@ -22,6 +22,7 @@ from thinwire.links.strangers import EVENTS, Strangers
 from thinwire.links.tcp import congestion
 from thinwire.types import InputError, LinkError, require
 
+_IN, _OUT = int(zmq.POLLIN), int(zmq.POLLOUT)  # numbers: the names' own are joined in Python each time
 _Event = zmq.Event
 DIALS = (_Event.CONNECTED, _Event.CONNECT_DELAYED, _Event.CONNECT_RETRIED)
 REFUSED = (_Event.HANDSHAKE_FAILED_AUTH, _Event.HANDSHAKE_FAILED_PROTOCOL, _Event.HANDSHAKE_FAILED_NO_DETAIL)
@@ -48,7 +49,7 @@ def open_socket(kind: int, max_message: int, queued: int) -> zmq.Socket[bytes]:
     sock.linger = 0
     # a larger frame breaks the connection before memory is taken for it
     sock.maxmsgsize = max_message + CURVE_OVERHEAD
-    sock.sndhwm = queued
+    sock.sndhwm = sock.rcvhwm = queued
     sock.setsockopt(zmq.TCP_MAXRT, int(STALL * 1000))  # long: a peer that reads slowly, or not now, lives
     sock.setsockopt(zmq.TCP_KEEPALIVE, 1)
     for option, value in zip(
@@ -258,7 +259,7 @@ class PolledSocket:
             self._shut()
 
     def _turn(self, poller: zmq.Poller) -> bool:
-        awaited = (zmq.POLLIN if self._reads() else 0) | (zmq.POLLOUT if self._stuck() else 0)
+        awaited = (_IN if self._reads() else 0) | (_OUT if self._stuck() else 0)
         poller.register(self._sock, awaited)
         ready = dict(poller.poll(self._pause()))
         if self._bell.fileno() in ready:
@@ -270,7 +271,7 @@ class PolledSocket:
             self._noticed(event["event"], event["value"])
         if self._zap is not None and self._zap in ready and self._token is not None:
             answer_zap(self._zap, self._token)
-        if ready.get(self._sock, 0) & zmq.POLLIN:
+        if ready.get(self._sock, 0) & _IN:
             self._receive()
         if self._strangers:
             self._strangers.check(monotonic(), not self._reads())

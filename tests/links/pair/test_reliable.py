@@ -282,8 +282,14 @@ def test_large_messages_travel_in_pieces_and_limits_hold() -> None:
         assert done.result(LONG) is None
         a.send(b"")
         assert b.recv().result(LONG) == b""
-        with pytest.raises(LinkError, match="at the limit"):
+        told = f"a message of {11 * PIECE} bytes to .*; at most {10 * PIECE} go at once: compress it"
+        with pytest.raises(LinkError, match=told):
             a.send(bytes(11 * PIECE)).result(0)
+        with a._lock:  # so that nothing is acknowledged between the two
+            done, late = a.send(bytes(6 * PIECE)), a.send(bytes(6 * PIECE))
+        with pytest.raises(LinkError, match="at the limit"):
+            late.result(0)
+        assert len(b.recv().result(LONG)) == 6 * PIECE and done.result(LONG) is None
 
 
 def test_a_slow_link_is_not_sent_twice_and_is_measured() -> None:
@@ -342,6 +348,18 @@ def test_control_traffic_is_small_beside_20_kb_messages() -> None:
         control = ax.sent["control"].nbytes + by.sent["control"].nbytes
         assert 0 < control < 0.01 * total
         assert by.received["forward"].messages == 300
+
+
+def test_what_came_is_acknowledged_in_time_though_more_waits_to_be_read() -> None:
+    x, y = loopback_pair()
+    count, body = 1000, bytes(PIECE)
+    for number in range(1, count + 1):
+        x.send(pack(Kind.DATA, "other", body, session=1, number=number, ack=0, repair=0, arrived=0))
+    acks = [0]
+    with closing(Reliable(y, LONG)):
+        while acks[-1] < count:
+            acks.append(parse(x.recv().result(LONG)).ack)
+    assert len(set(acks)) > 4  # without: before the first, behind the first, behind the last
 
 
 def test_no_thread_is_left() -> None:

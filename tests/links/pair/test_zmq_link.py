@@ -13,8 +13,10 @@ from pathlib import Path
 import pytest
 import zmq
 from strangers import GREETING, READY, descriptors, throw
+from waiting import until
 
 from thinwire.links import ZmqLink, read_token, sockets
+from thinwire.links.pair.zmq_link import UNREAD
 from thinwire.types import AuthError, InputError, LinkError
 
 LONG = 30.0  # seconds; a limit, not an expectation
@@ -42,6 +44,22 @@ def test_messages_arrive_in_order_both_ways(token: bytes | None) -> None:
                 assert receiver.recv().result(LONG) == bytes([i % 251]) * (i * 37)
             assert not wait(sent, LONG).not_done
         assert a.peer == f"rank 1 (127.0.0.1:{a.port})"
+
+
+def test_what_nobody_asks_for_stays_with_its_sender_but_for_a_little() -> None:
+    body = bytes(1 << 20)
+    with pair() as (a, b):
+        first = a.recv()
+        sent = [b.send(body) for _ in range(200)]
+        first.result(LONG)
+        until(lambda: a._inbox.nbytes >= UNREAD)
+        assert not wait(sent, 0.5).done >= set(sent)
+        assert a._inbox.nbytes < UNREAD + 2 * len(body)
+        came = 1
+        while came < len(sent):
+            assert a.recv().result(LONG) == body
+            came += 1 + len(a.more())
+        assert came == len(sent) and not wait(sent, LONG).not_done
 
 
 @pytest.mark.parametrize(

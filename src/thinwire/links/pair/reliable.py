@@ -142,6 +142,9 @@ class Reliable:
             if self._error is not None or self._closing:
                 return failed(self._error or self._closed_here())
             behind = self._out.flight + self._queue.nbytes
+            if len(data) > self._out.limit:
+                told = f"a message of {len(data)} bytes to {self.peer}; at most {self._out.limit} go at once"
+                return failed(LinkError(f"{told}: compress it, or send less at a time"))
             if behind + len(data) > self._out.limit:
                 return failed(LinkError(f"{self.peer} is {behind} bytes behind, at the limit"))
             done = self._queue.add(data, label, self._sent_at())
@@ -343,6 +346,8 @@ class Reliable:
             if data:
                 self._arrived_at = now
                 self._ack_at = self._ack_at or now + ACK_DELAY
+                if now >= self._ack_at:  # though more waits to be read, as on a busy line it always does
+                    self._control(Kind.ACK)
             self._in.note(segment.number, segment.repair)
             self._ask(now)
             self._ANSWERS.get(segment.kind, lambda *_: None)(self, segment)

@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import threading
 from collections import deque
+from collections.abc import Iterator
 from concurrent.futures import Future
+from contextlib import contextmanager
 from time import monotonic
 from typing import Any, Self
 
@@ -38,10 +40,13 @@ from thinwire.links.tcp import congestion
 from thinwire.types import AuthError, InputError, LinkError
 
 MAX_MESSAGE = 1 << 26  # bytes
-HIGH_WATER = 16  # messages that libzmq queues each way: of large ones a few fill any line
+HIGH_WATER = 8  # messages that libzmq queues each way: of large ones a few fill any line
+UNREAD = 1 << 23  # bytes that nobody has asked for above which the rest stays with the sender
 FRAMES = 2  # of a message, at most
 BLOCKED = 2  # milliseconds before a message that found no room is offered again
 
+# numbers, because the names' own are joined in Python each time
+_NOW, _MORE = int(zmq.DONTWAIT), int(zmq.DONTWAIT | zmq.SNDMORE)
 _Event = zmq.Event
 
 
@@ -166,10 +171,12 @@ class ZmqLink(PolledSocket):
         return future
 
     def recv(self) -> Future[Message]:
-        return self._inbox.get()
+        with self._room():
+            return self._inbox.get()
 
     def more(self) -> deque[Message]:
-        return self._inbox.more()
+        with self._room():
+            return self._inbox.more()
 
     def estimate(self) -> LinkEstimate:
         return LinkEstimate()
@@ -188,7 +195,18 @@ class ZmqLink(PolledSocket):
     def close(self, timeout: float = 5.0) -> None:
         super().close(timeout)
 
+    @contextmanager
+    def _room(self) -> Iterator[None]:
+        """Let the thread read on where what happens meanwhile makes room."""
+        full = not self._reads()
+        yield
+        if full and self._reads():
+            self._bell.ring()
+
     # the thread
+
+    def _reads(self) -> bool:
+        return self._inbox.nbytes < UNREAD
 
     def _pause(self) -> int:
         if not self._outbox or self._full:
@@ -197,10 +215,14 @@ class ZmqLink(PolledSocket):
 
     def _receive(self) -> None:
         for _ in range(BURST):
+            if not self._reads():
+                return
             try:
-                frames = self._sock.recv_multipart(zmq.DONTWAIT, copy=False)
+                frames = [self._sock.recv(_NOW, copy=False)]
             except zmq.Again:
                 return
+            while frames[-1].more:
+                frames.append(self._sock.recv(_NOW, copy=False))
             if self.binds and frames.pop(0).bytes != self._name:
                 continue  # not our peer
             if not 1 <= len(frames) <= FRAMES:
@@ -218,8 +240,10 @@ class ZmqLink(PolledSocket):
                 frames, future = self._outbox[0]
             try:
                 # what lies in one frame was copied to it: once more costs less than pyzmq's own thread
-                message = [self._name, *frames] if self.binds else frames
-                self._sock.send_multipart(message, zmq.DONTWAIT, copy=len(frames) == 1)
+                *heads, last = (self._name, *frames) if self.binds else frames
+                for head in heads:
+                    self._sock.send(head, _MORE)
+                self._sock.send(last, _NOW, copy=len(frames) == 1)
             except zmq.ZMQError as e:
                 if e.errno in (zmq.EAGAIN, zmq.EHOSTUNREACH):  # no room, or the peer is not connected now
                     # a second refusal: the room was for somebody else, so this is asked again by time

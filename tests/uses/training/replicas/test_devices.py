@@ -5,16 +5,20 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from typing import Any
 
 import pytest
 import torch
 from other_device import DEVICE, Elsewhere, Seen
 from post_office import PostOffice
 from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from thinwire.uses.training.replicas import coder
 from thinwire.uses.training.replicas.assembly import Adaptation, synchroniser_of
+from thinwire.uses.training.replicas.exchange_methods import Differences, Gradients
 from thinwire.uses.training.replicas.recipes import EXCHANGE, REPLICAS
+from thinwire.uses.training.replicas.transport import Arrived, ReplicaTally
 
 cuda = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
 DEVICES = [pytest.param(DEVICE, id="make-believe"), pytest.param(torch.device("cuda"), id="cuda", marks=cuda)]
@@ -104,3 +108,40 @@ def test_a_replica_there_and_one_on_the_cpu_end_with_the_same_bits(
 
         other = pool.submit(train, name, 1, office, torch.device("cpu"), lambda done: None)
         assert all(map(torch.equal, train(name, 0, office, device, exchanges), other.result(60.0)))
+
+
+@pytest.mark.parametrize("name", ["topk", "sparseloco:every=2"])
+def test_packets_that_are_one_hold_the_same_values_in_as_many_operations_as_one_had(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is coded by runs is coded together, up to a bound; each operation is a kernel on a card."""
+    method = REPLICAS.parse(name).schemes[EXCHANGE]
+    assert isinstance(method, (Gradients, Differences))
+    draw, made = torch.Generator().manual_seed(5), dict[int, list[Tensor]]()
+    flat, operations = torch.randn(32, 1 << 16, generator=draw), dict[int, int]()
+    monkeypatch.setattr(coder, "BLOCK", 1 << 18)
+    for together in (1, 8):
+        monkeypatch.setattr(coder, "TOGETHER", together)
+        one = coder.Coder(method.scheme, (32, 1 << 16), ReplicaTally())
+        for step in range(2):  # the second one's values have a residual
+            with Counting() as counted:
+                message = one.encode(flat * (step + 1))
+                assert message is not None and len(message.packets) == 8 // together
+                mean = one.mean(Arrived(0, message.coded, {1: message.packets}))
+            made.setdefault(together, []).append(mean)
+        operations[together] = counted.operations
+    assert all(map(torch.equal, made[1], made[8])) and made[8][0].any()
+    assert operations[8] < 140 and operations[8] < operations[1] / 5, operations
+
+
+class Counting(TorchDispatchMode):
+    """Counts what a card would start a kernel for, or a copy."""
+
+    operations = 0
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        made = func(*args, **(kwargs or {}))
+        views = [x for x in args if isinstance(x, Tensor)] if isinstance(made, Tensor) else []
+        shared = any(x.untyped_storage().data_ptr() == made.untyped_storage().data_ptr() for x in views)
+        self.operations += not (shared and not func._schema.is_mutable) and "empty" not in func.name()
+        return made

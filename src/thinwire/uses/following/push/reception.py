@@ -377,16 +377,21 @@ class Reception:
         if partial is None:
             return False
         reading = self._read(partial)
-        if not partial.dropped:  # else its bytes may be another's by now, and whole
-            if not self.spoke.send(self._apply(partial, reading).pack()) and self.spoke.joined:
-                self._hello_due = True  # there was no room, and the feed waits for an answer
-            with self._lock:
-                self._pending -= 1
-            if self._hello_due:
-                self.spoke.wake()
-        if reading is not None:
-            reading.close()
+        try:
+            if not partial.dropped:  # else its bytes may be another's by now, and whole
+                self._answer_for(self._apply(partial, reading))
+        finally:
+            if reading is not None:
+                reading.close()
         return True
+
+    def _answer_for(self, answer: Message) -> None:
+        if not self.spoke.send(answer.pack()) and self.spoke.joined:
+            self._hello_due = True  # there was no room, and the feed waits for an answer
+        with self._lock:
+            self._pending -= 1
+        if self._hello_due:
+            self.spoke.wake()
 
     def _next(self) -> PartialPatch | None:
         """Return the next patch that comes, None in the end; while there is none, get ready for it."""

@@ -19,7 +19,7 @@ from thinwire.channels.channel import Scheme
 from thinwire.channels.entries import Entries
 from thinwire.channels.memory import NoMemory, parse_memory
 from thinwire.codecs import Codec, InTurn, parse_codec, roundtrip, tuned
-from thinwire.codecs.codec import decoded
+from thinwire.codecs.codec import coded_apart, decoded
 from thinwire.staging import Staged, to_host
 from thinwire.types import (
     WRONG_VALUES,
@@ -37,6 +37,7 @@ from thinwire.uses.training.replicas.transport import Arrived, Coded, CodedMessa
 from thinwire.verdicts import Verdicts, deferred
 
 BLOCK = 1 << 22  # values of a packet: what coding holds in memory beside all values is a few times as much
+TOGETHER = 8  # times as many where it does not matter where a packet ends: a card starts fewer kernels
 STAGED = 3 << 26  # bytes that cross between device and host in one copy; of more, several are made
 Found = tuple[int, Verdicts]  # about a packet of which rank, and what
 
@@ -53,7 +54,7 @@ class Coder:
     ) -> None:
         self.scheme = scheme
         self._shape, self._tally, self._device = shape, tally, torch.device(device)
-        self._blocks = list(blocks(shape))
+        self._blocks = list(blocks(shape, scheme.codec))
         self._entries = [_entries(rows) for rows in self._blocks]
         self._kept: list[Payload | None] = [None] * len(self._blocks)
         self._decoding: list[Span] = []  # whose seconds nobody has asked the device for yet
@@ -219,10 +220,11 @@ class Coder:
         self._kept = [self.scheme.references.encode(whole[rows]) for rows in self._blocks]
 
 
-def blocks(shape: tuple[int, int]) -> Iterator[slice]:
-    """Return the segments of each packet of flat parameters [n, N]."""
+def blocks(shape: tuple[int, int], codec: Codec) -> Iterator[slice]:
+    """Return the segments of each packet of flat parameters [n, N], the same on all ranks."""
     rows, width = shape
-    many = max(1, BLOCK // width)
+    joins = BLOCK % width == 0 and coded_apart(codec, BLOCK)
+    many = max(1, (BLOCK * TOGETHER if joins else BLOCK) // width)
     return (slice(i, min(i + many, rows)) for i in range(0, rows, many))
 
 

@@ -24,7 +24,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from thinwire.checksum.bit_sums import sums_of
 from thinwire.types import WRONG_VALUES, InputError, ThinwireError, require
-from thinwire.uses.training.replicas.flat_parameters import FlatParameters, all_finite, any_of, real
+from thinwire.uses.training.replicas.flat_parameters import FlatParameters, all_finite, any_of, copy_all, real
 from thinwire.uses.training.replicas.optimiser_steps import OptimiserSteps
 from thinwire.uses.training.replicas.synchroniser import Apply, Synchroniser
 from thinwire.uses.training.replicas.transport import ReplicaNotFinite
@@ -305,8 +305,8 @@ class Buckets(FlatParameters):
         """
         buffers = [buffer for buffer, _ in self._open]
         if flat is not None:
-            for name, part in self._parts(self._scaled(flat)):
-                self._views[name].copy_(part)
+            parts = self._parts(self._scaled(flat))
+            copy_all([self._views[name] for name, _ in parts], [part for _, part in parts])
         here = self.device.type == "cpu"  # where a look at a value costs no wait
         if flat is None or (here and not any_of(x.any() for x in buffers)):
             for x in buffers:

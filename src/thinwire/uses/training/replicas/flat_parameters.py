@@ -71,16 +71,18 @@ class FlatParameters:
     def put_parameters(self, flat: Tensor) -> None:
         """Write [n, N] into the parameters."""
         with torch.no_grad():
-            for name, part in self._parts(flat):
-                real(self._parameters[name]).copy_(part)
+            parts = self._parts(flat)
+            copy_all([real(self._parameters[name]) for name, _ in parts], [part for _, part in parts])
 
     def put_gradients(self, flat: Tensor) -> None:
         """Write [n, N] into the gradients, also of parameters that have none yet."""
-        for name, part in self._parts(flat):
+        targets, parts = list[Tensor](), self._parts(flat)
+        for name, _ in parts:
             p = self._parameters[name]
             if p.grad is None or p.grad.is_conj():
                 p.grad = torch.empty_like(p)
-            real(p.grad).copy_(part)
+            targets.append(real(p.grad))
+        copy_all(targets, [part for _, part in parts])
 
     def saved(self, state: Mapping[str, Tensor], prefix: str) -> Tensor:
         """Return what ``named`` made of [n, N]. Errors: ``InputError`` for a parameter that is not there."""
@@ -91,6 +93,7 @@ class FlatParameters:
     def flat(self, values: Mapping[str, Tensor], prefix: str = "") -> Tensor:
         """Return what ``values`` has for each parameter, under its name behind ``prefix``, as [n, N]."""
         out = torch.zeros(self.shape, device=self.device)
+        targets, sources = list[Tensor](), list[Tensor]()
         for name, part in self._parts(out):
             value = values.get(prefix + name)
             if value is not None:
@@ -98,7 +101,9 @@ class FlatParameters:
                 if value.shape != part.shape:
                     text = f"{prefix}{name} has the shape {list(value.shape)}, not {list(part.shape)}"
                     raise InputError(f"{text}; give all replicas the same model")
-                part.copy_(value)
+                targets.append(part)
+                sources.append(value)
+        copy_all(targets, sources)
         return out
 
     def named(self, flat: Tensor, prefix: str = "") -> dict[str, Tensor]:
@@ -109,6 +114,17 @@ class FlatParameters:
     def _parts(self, flat: Tensor) -> list[tuple[str, Tensor]]:
         parts = flat.view(-1)[: self.numel].split(self._sizes)
         return [(n, x.view(s)) for (n, s), x in zip(self._shapes.items(), parts, strict=True)]
+
+
+def copy_all(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """Copy each source to its target: a card starts a kernel for many of them, not one each."""
+    pairs = list(zip(targets, sources, strict=True))
+    beside = [(target, source) for target, source in pairs if target.device == source.device]
+    if beside:
+        torch._foreach_copy_([target for target, _ in beside], [source for _, source in beside])
+    for target, source in pairs if len(beside) < len(pairs) else ():
+        if target.device != source.device:
+            target.copy_(source)
 
 
 def real(x: Tensor) -> Tensor:
