@@ -14,16 +14,17 @@ from transformers import GPT2Config, GPT2LMHeadModel
 
 import thinwire
 from bench.gpu.ranks import RANKS, failing_alone, row, two_ranks, wait
+from thinwire.uses.training.replicas.ddp_hook import EXACT
 
 OFF: dict[str, Any] = {"embd_pdrop": 0.0, "attn_pdrop": 0.0, "resid_pdrop": 0.0}
 MEDIUM = {"n_layer": 24, "n_embd": 1024, "n_head": 16, "n_positions": 1024}
 TINY = {"n_layer": 2, "n_embd": 64, "n_head": 2, "n_positions": 64, "vocab_size": 512}
 RECIPES = ("gloo", "topk", "deco", "dd-ef-sgd", "allreduce-bf16")  # gloo: DDP as it is
-WARM, STEPS = 3, 5
+WARM, STEPS = 3, 5  # the first two behind the hook are exact: sums over the mesh, of as many bytes as gloo's
 
 
 def measure(device: torch.device, smoke: bool) -> None:
-    """Print a row a recipe: the median step, and what coding takes of it."""
+    """Print a row a recipe: the median step, what coding takes of it, an exact pass, and to hook it up."""
     two_ranks(_rank, device, smoke)
 
 
@@ -44,12 +45,14 @@ def _run(
 ) -> None:
     optimiser, ddp = torch.optim.AdamW(model.parameters(), 1e-6), DistributedDataParallel(model)
     with ExitStack() as stack:
-        replicated: Any = None
+        replicated, hooked = None, 0.0
         if recipe != "gloo":
             peers = thinwire.connect_mesh(rank, RANKS, dist.PrefixStore(recipe, store))
             for peer in peers.values():
                 stack.callback(peer.close)
-            replicated = thinwire.replicate(ddp, recipe, peers=peers)
+            start = time.perf_counter()
+            replicated = thinwire.replicate(ddp, recipe, peers=peers)  # compares all weights
+            hooked = time.perf_counter() - start
             stack.callback(replicated.close)
         taken = []
         for step in range(WARM + STEPS):
@@ -62,6 +65,7 @@ def _run(
         if replicated is not None:
             tally = replicated._synchroniser.tally
             told["coding_s"] = round((tally.encode_s + tally.decode_s) / STEPS, 4)
+            told |= {"exact_s": round(taken[EXACT - 1], 4), "hook_s": round(hooked, 4)}
         row(recipe=recipe, parameters=sum(p.numel() for p in model.parameters()), **told)
 
 

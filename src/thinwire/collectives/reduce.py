@@ -36,11 +36,9 @@ class _Step:
     """One step on its way: what this rank posted, and what came for it to sum."""
 
     def __init__(self) -> None:
-        self.values: Tensor | None = (
-            None  # what was posted: on the CPU a copy, from then on the place of the sum
-        )
+        self.values: Tensor | None = None  # what was posted: of the CPU its copy, of a card none of it
         self.shape = torch.Size()  # of what was posted
-        self.here: dict[tuple[int, int], Tensor] = {}  # its pieces on the CPU, by rank that sums and number
+        self.here: dict[tuple[int, int], Tensor] = {}  # where it is summed, by rank and piece
         self.parts: defaultdict[int, dict[int, bytes]] = defaultdict(dict)  # what to sum: by piece, by rank
         self.waiting: set[int] = set()  # pieces of this rank's part that others have yet to send
         self.unsummed = 0  # pieces of it
@@ -73,7 +71,7 @@ class MeshReduction:
         parts = {rank: self._pieces(flat, rank) for rank in self.ranks}
         with self._lock:
             state = self._steps[step]
-            state.values, state.shape = flat, values.shape
+            state.values, state.shape = flat if flat.is_cpu else flat.new_empty(0), values.shape
             state.waiting, state.unsummed = set(range(len(parts[self.rank]))), len(parts[self.rank])
             state.owed.update({rank: len(parts[rank]) for rank in self._posts.peers})
         numbers = sorted((piece, rank) for rank in self.ranks for piece in range(len(parts[rank])))
@@ -93,7 +91,7 @@ class MeshReduction:
         if state is None or state.values is None:
             raise InputError(f"step {step} was not posted, or was collected before; post it first")
         self._finish(step, state, deadline)
-        total = state.values if state.values.is_cpu else torch.empty_like(state.values)
+        total = state.values if state.values.is_cpu else state.values.new_empty(state.shape.numel())
         self._bring(state, total, [self.rank])  # while the sums of others come
         self._wait(state.whole, lambda: +state.owed, deadline, f"the sum of step {step}")
         self._bring(state, total, self._posts.peers)

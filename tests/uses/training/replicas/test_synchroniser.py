@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from thinwire.channels.channel import Scheme
 from thinwire.channels.memory import ErrorFeedback
 from thinwire.codecs import ChunkTopK, Raw
+from thinwire.types import PayloadError
+from thinwire.uses.training.replicas import coder
 from thinwire.uses.training.replicas.assembly import (
     Adaptation,
     codec_of,
@@ -29,7 +31,7 @@ from thinwire.uses.training.replicas.exchange_methods import AllReduce, Differen
 from thinwire.uses.training.replicas.flat_parameters import FlatParameters
 from thinwire.uses.training.replicas.recipes import EXCHANGE, REPLICAS
 from thinwire.uses.training.replicas.synchroniser import Synchroniser
-from thinwire.uses.training.replicas.transport import ReplicaNotFinite, ReplicaTally
+from thinwire.uses.training.replicas.transport import Arrived, ReplicaNotFinite, ReplicaTally
 
 RATE = 0.05
 torch.manual_seed(0)
@@ -316,16 +318,35 @@ def test_values_that_are_not_finite_end_every_rank_and_stay_out_of_residuals(met
         assert bool(held) != (method == AllReduce()) and all(x.isfinite().all() for x in held)
 
 
+def test_a_message_that_lacks_segments_or_has_them_twice_is_refused_by_its_rank(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """However its packets are cut."""
+    monkeypatch.setattr(coder, "BLOCK", 1 << 13)
+    one, flat = Coder(SPARSE, (4, 1 << 12), ReplicaTally()), torch.randn(4, 1 << 12)
+    message = one.encode(flat)
+    assert message is not None
+    first, last = message.packets
+    for packets in ([], [first], [last, first], [last], [first, first], [first, last, last]):
+        with pytest.raises(PayloadError, match="rank 1 sent"):
+            one.mean(Arrived(0, message.coded, {1: packets}))
+    monkeypatch.setattr(coder, "BLOCK", 1 << 12)
+    cut = Coder(SPARSE, (4, 1 << 12), ReplicaTally()).encode(flat)
+    assert cut is not None and len(cut.packets) == 4
+    means = [one.mean(Arrived(0, message.coded, {1: x.packets})) for x in (message, cut)]
+    assert torch.equal(*means)
+
+
 @pytest.mark.parametrize("ratio", [0.01, 0.08])
 def test_policies_count_the_bytes_that_are_sent(ratio: float) -> None:
     """They once counted 8 bits a kept value where 32 were sent, and every plan was late."""
     values = torch.randn(7, 61440)
-    coder = Coder(
+    own = Coder(
         Scheme(codec_of(ReplicaChoice(ratio, None, 0, 1, "")), ErrorFeedback()),
         values.shape,
         ReplicaTally(),
     )
-    message = coder.encode(values)
+    message = own.encode(values)
     assert message is not None
     sent = sum(map(len, message.packets))
     assert sent == pytest.approx(ReplicaChoice(ratio, None, 0, 1, "").nbytes(values.numel()), rel=0.1)

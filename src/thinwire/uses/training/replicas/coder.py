@@ -5,7 +5,7 @@ A rank keeps the payloads of its own messages where they were made, and decodes 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
@@ -37,9 +37,12 @@ from thinwire.uses.training.replicas.transport import Arrived, Coded, CodedMessa
 from thinwire.verdicts import Verdicts, deferred
 
 BLOCK = 1 << 22  # values of a packet: what coding holds in memory beside all values is a few times as much
-TOGETHER = 8  # times as many where it does not matter where a packet ends: a card starts fewer kernels
+TOGETHER = (
+    8  # times as many from a card, where it does not matter where a packet ends: it starts fewer kernels
+)
 STAGED = 3 << 26  # bytes that cross between device and host in one copy; of more, several are made
 Found = tuple[int, Verdicts]  # about a packet of which rank, and what
+Part = tuple[slice, Tensor, Verdicts]  # segments, their values, and what is found about these
 
 
 class Coder:
@@ -54,7 +57,8 @@ class Coder:
     ) -> None:
         self.scheme = scheme
         self._shape, self._tally, self._device = shape, tally, torch.device(device)
-        self._blocks = list(blocks(shape, scheme.codec))
+        joins = self._device.type != "cpu" and BLOCK % shape[1] == 0 and coded_apart(scheme.codec, BLOCK)
+        self._blocks = list(blocks(shape, TOGETHER if joins else 1))
         self._entries = [_entries(rows) for rows in self._blocks]
         self._kept: list[Payload | None] = [None] * len(self._blocks)
         self._decoding: list[Span] = []  # whose seconds nobody has asked the device for yet
@@ -134,18 +138,16 @@ class Coder:
         if arrived.total is not None:
             total = divided(arrived.total.view(self._shape), len(arrived.ranks))
             return total, total
-        for rank, packets in arrived.packets.items():
-            wrong = f"rank {rank} sent {len(packets)} packets, not {len(self._blocks)}"
-            require(len(packets) == len(self._blocks), PayloadError, wrong)
-        span, found = Span(self._device), list[Found]()
+        span, found, first = Span(self._device), list[Found](), arrived.ranks[0]
         total = torch.empty(self._shape, device=self._device)
         alone = torch.empty_like(total) if own else total
-        there = self._unpacked(arrived.packets)
-        for k, rows in enumerate(self._blocks):
-            for rank in arrived.ranks:
-                mine = rank == arrived.rank
-                values, verdicts = self._own(*arrived.own[k]) if mine else self._decoded(rank, k, next(there))
-                if rank == arrived.ranks[0]:
+        others = [rank for rank in arrived.ranks if rank != arrived.rank]
+        there = self._unpacked([packet for rank in others for packet in arrived.packets[rank]])
+        for rank in arrived.ranks:  # by rank: the order of a sum decides its last bits
+            mine = rank == arrived.rank
+            its = [] if mine else islice(there, len(arrived.packets[rank]))
+            for rows, values, verdicts in self._own(arrived.own) if mine else self._received(rank, its):
+                if rank == first:
                     total[rows] = values
                 else:
                     total[rows].add_(values)
@@ -164,22 +166,35 @@ class Coder:
         """Return the values [n, N] of a message of this rank."""
         return self.mean(Arrived(0, own, {}))
 
-    def _unpacked(self, packets: Mapping[int, Packets]) -> Iterator[Packet]:
-        """Yield packets by number and then by rank: the order of a sum decides its last bits."""
-        most = TensorSpec((len(self._entries[0]), self._shape[1])).nbytes
+    def _unpacked(self, packets: Packets) -> Iterator[Packet]:
+        """Yield packets, on the device."""
+        most = TensorSpec((max(1, BLOCK * TOGETHER // self._shape[1]), self._shape[1])).nbytes
         for batch in _batches(packets):
-            yield from wire.unpack_all([packets[rank][k] for k, rank in batch], most, self._device)
+            yield from wire.unpack_all(batch, most, self._device)
 
-    def _own(self, codec: Codec, payload: Payload) -> tuple[Tensor, Verdicts]:
-        with deferred() as verdicts:
-            return decoded(codec, payload), verdicts
+    def _own(self, coded: Coded) -> Iterator[Part]:
+        for rows, (codec, payload) in zip(self._blocks, coded, strict=True):
+            with deferred() as verdicts:
+                values = decoded(codec, payload)
+            yield rows, values, verdicts
 
-    def _decoded(self, rank: int, k: int, packet: Packet) -> tuple[Tensor, Verdicts]:
+    def _received(self, rank: int, packets: Iterable[Packet]) -> Iterator[Part]:
+        """Yield what the packets of a message hold: all segments in their order, however they are cut."""
+        at = 0
+        for packet in packets:
+            keys = Entries.of(packet.entries).keys
+            rows = slice(at, at + len(keys))
+            fits = keys == list(range(rows.start, rows.stop)) and rows.stop <= self._shape[0]
+            fits = fits and packet.spec.shape == (len(keys), self._shape[1]) and len(packet.sections) == 1
+            require(fits, PayloadError, f"rank {rank} sent other segments than those from {at} on")
+            values, verdicts = self._decoded(rank, packet)
+            yield rows, values, verdicts
+            at = rows.stop
+        wrong = f"rank {rank} sent {at} segments, not {self._shape[0]}"
+        require(at == self._shape[0], PayloadError, wrong)
+
+    def _decoded(self, rank: int, packet: Packet) -> tuple[Tensor, Verdicts]:
         """Return the values of one packet, and what the device finds about them."""
-        keys = self._entries[k].keys
-        wrong = f"rank {rank} sent other segments than {keys[0]} to {keys[-1]}"
-        fits = packet.spec.shape == (len(keys), self._shape[1]) and Entries.of(packet.entries).keys == keys
-        require(fits and len(packet.sections) == 1, PayloadError, wrong)
         wrong = f"rank {rank} sent a packet under {packet.memory[:40]}, which would leave state"
         require(not parse_memory(packet.memory).mirrored, PayloadError, wrong)
         section = packet.sections[0]
@@ -220,11 +235,10 @@ class Coder:
         self._kept = [self.scheme.references.encode(whole[rows]) for rows in self._blocks]
 
 
-def blocks(shape: tuple[int, int], codec: Codec) -> Iterator[slice]:
-    """Return the segments of each packet of flat parameters [n, N], the same on all ranks."""
+def blocks(shape: tuple[int, int], packets: int = 1) -> Iterator[slice]:
+    """Return the segments of each packet of flat parameters [n, N]; ``packets``: so many are one."""
     rows, width = shape
-    joins = BLOCK % width == 0 and coded_apart(codec, BLOCK)
-    many = max(1, (BLOCK * TOGETHER if joins else BLOCK) // width)
+    many = max(1, BLOCK * packets // width)
     return (slice(i, min(i + many, rows)) for i in range(0, rows, many))
 
 
@@ -327,19 +341,16 @@ class Span:
         return event
 
 
-def _batches(packets: Mapping[int, Packets]) -> Iterator[list[tuple[int, int]]]:
-    """Yield numbers and ranks of packets, in batches that cross in one copy each."""
-    batch: list[tuple[int, int]] = []
-    nbytes = 0
-    for k in range(max(map(len, packets.values()), default=0)):
-        for rank in sorted(packets):
-            batch.append((k, rank))
-            nbytes += len(packets[rank][k])
-            if nbytes >= STAGED:
-                yield batch
-                batch, nbytes = [], 0
-    if batch:
-        yield batch
+def _batches(packets: Packets) -> Iterator[Packets]:
+    """Yield packets in batches that cross in one copy each."""
+    start = nbytes = 0
+    for k, packet in enumerate(packets):
+        nbytes += len(packet)
+        if nbytes >= STAGED:
+            yield packets[start : k + 1]
+            start, nbytes = k + 1, 0
+    if start < len(packets):
+        yield packets[start:]
 
 
 def _settle(found: Sequence[Found]) -> None:

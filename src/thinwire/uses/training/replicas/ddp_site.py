@@ -90,8 +90,9 @@ class DdpSite:
         state = torch.empty(1, dtype=torch.uint8, device=self._device)
         dist.broadcast(state, self._leader, group=self._group)
         ended = "the leader of this site ended with an error; see what its rank says"
-        require(int(state) != ENDED, ThinwireError, ended)
-        if int(state) == NOTHING:
+        told = int(state)
+        require(told != ENDED, ThinwireError, ended)
+        if told == NOTHING:
             return None
         mean = torch.empty_like(like, device=self._device)
         dist.broadcast(mean, self._leader, group=self._group)

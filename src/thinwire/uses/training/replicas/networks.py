@@ -87,7 +87,7 @@ def _capacity(codec: Codec, scheme: Scheme, shape: tuple[int, int]) -> int:
     """Return the bytes of a message that ``codec`` makes of flat parameters [n, N], at most."""
     specs = len(repr(scheme.memory)) + 2 * len(repr(codec))
     total = MESSAGES.size
-    for rows in blocks(shape, scheme.codec):
+    for rows in blocks(shape):  # fewer and longer ones need less
         many = rows.stop - rows.start
         try:
             values = codec.nbytes(TensorSpec((many, shape[1])))
