@@ -1,7 +1,9 @@
 """The compiled parts: where no C compiler is, thinwire goes without them; numpy and torch do their work."""
 
+import os
 import zlib
 from pathlib import Path
+from typing import Any
 
 from setuptools import Extension, setup
 from setuptools.command.build_ext import build_ext
@@ -19,6 +21,13 @@ class Library(build_ext):
     def get_ext_filename(self, fullname: str) -> str:
         """Return where a library lies, without the suffix of a module."""
         return str(Path(*fullname.split(".")).with_suffix(".bin"))
+
+    def copy_file(self, infile: str, outfile: str, *others: Any, **more: Any) -> Any:
+        """Put a copy in place whole: processes run what was there before, and others may load it now."""
+        new = f"{outfile}.{os.getpid()}"
+        made = super().copy_file(infile, new, *others, **more)
+        os.replace(new, outfile)  # noqa: PTH105
+        return outfile, made[1]
 
 
 def library(package: str) -> Extension:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import struct
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import contextmanager
@@ -44,11 +46,14 @@ def functions(folder: Path, names: Iterable[str] | Mapping[str, str]) -> Passes:
     an integer of 32 bits or one of 64 without a sign (``u``). Python's own numbers do then, which is quicker.
 
     There are none where no C compiler was when thinwire was installed, and none where the library was built
-    from other sources than those of today, which ``tw_source`` tells, or where today's cannot be read. They
-    return int64 if nobody says otherwise.
+    from other sources than those of today, which ``tw_source`` tells, or where today's cannot be read, or
+    where half of the library is there. They return int64 if nobody says otherwise.
     """
+    path = folder / "_kernels.bin"
     try:
-        library = ctypes.CDLL(str(folder / "_kernels.bin"))
+        if not _whole(path):
+            return Passes()
+        library = ctypes.CDLL(str(path))
         found = Passes({name: getattr(library, f"tw_{name}") for name in ["source", *names]})
     except (OSError, AttributeError):
         return Passes()
@@ -57,6 +62,21 @@ def functions(folder: Path, names: Iterable[str] | Mapping[str, str]) -> Passes:
     for name, kinds in names.items() if isinstance(names, Mapping) else ():
         found[name].argtypes = [_KINDS[kind] for kind in kinds]
     return found if _fits(found.pop("source")(), folder) else Passes()
+
+
+def _whole(path: Path) -> bool:
+    """Return whether a library has all its bytes: Linux kills a process that loads one half written.
+
+    The head of an ELF file tells where its list of sections is, which comes last; of others nobody knows.
+    """
+    with path.open("rb") as file:
+        head, size = file.read(64), file.seek(0, os.SEEK_END)
+    if len(head) < 64 or not head.startswith(b"\x7fELF\x02"):
+        return len(head) == 64
+    order = "<" if head[5] == 1 else ">"
+    (sections,) = struct.unpack_from(f"{order}Q", head, 40)
+    each, count = struct.unpack_from(f"{order}HH", head, 58)
+    return size >= int(sections) + each * count
 
 
 def _fits(stamp: int, folder: Path) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import runpy
 import shutil
 import subprocess
@@ -292,6 +293,50 @@ def test_a_library_of_another_source_is_not_used(monkeypatch: pytest.MonkeyPatch
     assert not compiled.functions(folder, ["nothing"]) and not compiled.functions(tmp_path, ["levels"])
     monkeypatch.setattr(compiled.zlib, "crc32", lambda data: 0)
     assert not compiled.functions(folder, ["levels"]) and state_native._load() == {}
+
+
+CUT = """
+import sys
+from pathlib import Path
+from thinwire import compiled
+folder, whole = Path(sys.argv[1]), Path(sys.argv[2]).read_bytes()
+for n in (0, 1, 63, 64, *range(1000, len(whole), 3000), len(whole) - 1):
+    (folder / "_kernels.bin").write_bytes(whole[:n])
+    assert not compiled.functions(folder, ["levels"]), n
+(folder / "_kernels.bin").write_bytes(whole)
+assert compiled.functions(folder, ["levels"])
+"""
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="what is loaded elsewhere is no ELF file")
+def test_a_library_of_which_a_part_is_missing_is_not_loaded(tmp_path: Path) -> None:
+    """In a process of its own: Linux would end it."""
+    words = [sys.executable, "-c", CUT, tmp_path, Path(kernel_calls.__file__).with_name("_kernels.bin")]
+    found = subprocess.run(words, capture_output=True, text=True, timeout=60)
+    assert found.returncode == 0, found.stderr
+
+
+def test_a_build_puts_a_library_in_place_whole(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    setuptools = pytest.importorskip("setuptools")
+    made: dict[str, Any] = {}
+    monkeypatch.setattr(setuptools, "setup", made.update)
+    monkeypatch.chdir(Path(__file__).parents[2])
+    runpy.run_path("setup.py")
+    build = made["cmdclass"]["build_ext"](setuptools.Distribution())
+    old, new, place = b"old" * 30_000, b"new" * 50_000, tmp_path / "_kernels.bin"
+    place.write_bytes(old)
+    (tmp_path / "built").write_bytes(new)
+    replace, seen = os.replace, list[bytes]()
+
+    def replaced(source: str, target: str) -> None:
+        seen.extend((place.read_bytes(), Path(source).read_bytes()))
+        replace(source, target)
+
+    monkeypatch.setattr(os, "replace", replaced)
+    with place.open("rb") as held:
+        build.copy_file(str(tmp_path / "built"), str(place))
+        assert held.read() == old and place.read_bytes() == new and seen == [old, new]
+    assert sorted(x.name for x in tmp_path.iterdir()) == ["_kernels.bin", "built"]
 
 
 def test_sources_that_cannot_be_read_leave_all_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
