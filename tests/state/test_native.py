@@ -294,6 +294,9 @@ def test_wrong_arguments_reach_no_memory():
         native.bits(at.astype(np.int64), 8)
     with pytest.raises(InputError, match="expected 2 of 2 bytes"):
         native.marked(words, np.zeros(2, np.int32))
+    for wrong in (2**32 - 8, 2**32 - 1):
+        with pytest.raises(InputError, match=r"numbers over 2\*\*32 - 9"):
+            native.pack_numbers(np.array([7, wrong], np.uint32))
 
 
 @each("wrong", [-1, 1])

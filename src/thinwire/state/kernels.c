@@ -165,10 +165,13 @@ static void laid_out(place *places, const size_t *counts, uint8_t *at)
 
 #define NEXT(p, rest) p->done++; if (++p->i == p->m) { p->i = 0; p->bit += (unsigned)(rest); }
 
-/* The symbols of numbers, each at most 2**32 - 9; returns how many bytes their low bits take. */
+/* The symbols of numbers; returns how many bytes their low bits take, or -1 where a number is over 2**32 - 9. */
 FAST int64_t tw_symbols(const uint32_t *numbers, size_t n, uint8_t *symbols)
 {
     size_t total = 0, counts[WIDTHS];
+    uint32_t most = 0;
+    for (size_t i = 0; i < n; i++) most = numbers[i] > most ? numbers[i] : most;
+    if (most > UINT32_MAX - 8) return -1;
     for (size_t i = 0; i < n; i++) symbols[i] = (uint8_t)symbol_of(numbers[i] + 8);
     for (size_t i = 0; i < n; i += PAGE) total += counted(symbols + i, n - i < PAGE ? n - i : PAGE, counts);
     return (int64_t)total;

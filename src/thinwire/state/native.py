@@ -141,7 +141,9 @@ def pack_numbers(numbers: Array) -> tuple[Array, Array]:
     """Return the symbols of uint32 [n], each at most 2**32 - 9, and the low bits: uint8 [n] and [...]."""
     symbols = np.empty(numbers.size, dtype=np.uint8)
     given, into = _at(numbers, numbers.size, 4), _at(symbols, symbols.size, 1)
-    low = np.zeros(_FUNCTIONS["symbols"](given, _size(numbers), into), dtype=np.uint8)
+    nbytes = _FUNCTIONS["symbols"](given, _size(numbers), into)
+    require(nbytes >= 0, InputError, "numbers over 2**32 - 9, for which there are no symbols")
+    low = np.zeros(nbytes, dtype=np.uint8)
     _FUNCTIONS["pack"](given, into, _size(numbers), _at(low, low.size, 1))
     return symbols, low
 
