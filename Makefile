@@ -37,7 +37,7 @@ demo: setup  ## Fine-tune SmolLM2-135M over a 10 Mbit/s link three ways; report 
 	$(BIN)/thinwire demo
 
 test: setup  ## Run the tests
-	$(BIN)/python -m pytest -m "not serial and not long" -n 3 --dist loadfile --no-loadscope-reorder
+	$(BIN)/python -m pytest -m "not serial and not long" -n 4 --dist loadfile --no-loadscope-reorder
 	$(BIN)/python -m pytest -m "serial and not long" $$(grep -rlE 'pytest\.mark\.serial' tests --include='test_*.py')
 
 test-long: setup  ## Run what is left out of them, since quicker tests prove it too

@@ -116,7 +116,7 @@ def test_a_cast_to_float16_ends_at_its_largest_value(dtype: torch.dtype) -> None
 
 
 @pytest.mark.parametrize("codec", CODECS, ids=repr)
-@settings(max_examples=60, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(max_examples=30, deadline=None, suppress_health_check=list(HealthCheck))
 @given(data=st.data())
 def test_damaged_payloads_are_payload_errors_or_tensors(codec: Codec, data: st.DataObject) -> None:
     payload = codec.encode(tensor(data.draw(st.sampled_from([(3, 9, 17), (2, 40), (6,)]))))

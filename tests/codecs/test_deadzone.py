@@ -78,7 +78,7 @@ def test_one_huge_value_neither_saturates_nor_spoils_the_rest() -> None:
     assert spent < cost(Entropy(DeadZone(1.0)), laplacian(64, 64))[0] + 0.1
 
 
-def repeated(codec: Codec, value: float, runs: int = 4000) -> torch.Tensor:
+def repeated(codec: Codec, value: float, runs: int = 2000) -> torch.Tensor:
     """Return what ``codec`` makes of one value among others that differ from message to message."""
     found = []
     for seed in range(runs):

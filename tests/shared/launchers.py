@@ -378,11 +378,21 @@ def _serve() -> None:
         _reply(pid)
 
 
+def forked(command: Sequence[str]) -> list[str]:
+    """Return module and arguments of a process of ours, also as torchrun starts it; nothing of another."""
+    from thinwire.runs.ranks import rank_main
+    from thinwire.uses.federated.run.trainer import WORKER
+
+    words = [word for word in command if word != "-u"]
+    ours = words[:2] == [sys.executable, "-m"] and words[2] in ("thinwire", rank_main.__name__, WORKER)
+    return words[2:] if ours else []
+
+
 class Forked(subprocess.Popen):  # type: ignore[type-arg]
     """A rank's process, where a command starts one: a fork of it, which has imported all that already."""
 
     def _execute_child(self, args: Any, *more: Any) -> None:
-        module = self._module(args)
+        module = forked(args)
         if not module:
             super()._execute_child(args, *more)  # type: ignore[misc]
             return
@@ -396,12 +406,6 @@ class Forked(subprocess.Popen):  # type: ignore[type-arg]
         for fd, end in zip(streams, ("p2cwrite", "c2pread", "errread"), strict=True):
             if named[end] >= 0:  # a pipe, not a file of whoever starts it
                 os.close(fd)
-
-    def _module(self, args: Any) -> list[str]:
-        """Return the module and arguments of a rank of ours, also as torchrun starts it; else nothing."""
-        words = [word for word in args if word != "-u"]
-        ours = words[:2] == [sys.executable, "-m"] and words[2].endswith((".worker", "thinwire"))
-        return words[2:] if ours else []
 
 
 def _run_module(args: Any, streams: list[int], named: dict[str, Any]) -> None:

@@ -109,13 +109,16 @@ def job(tmp_path: Path) -> list[Any]:
 
 
 def test_a_rank_that_finds_nobody_gives_up_at_its_deadline(job: list[Any], tmp_path: Path) -> None:
-    where = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port()}
     begun = time.monotonic()
-    first = warm().start(tmp_path / "0", *job, "--deadline", 4, RANK=0, WORLD_SIZE=2, **where)
-    assert first.wait() == 3
+    first, other = (
+        warm().start(
+            *(tmp_path / str(rank), *job, "--deadline", 4),
+            RANK=rank, WORLD_SIZE=2, MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port(),
+        )
+        for rank in range(2)
+    )
+    assert [rank.wait() for rank in (first, other)] == [3, 3]
     assert "rank 0 could not meet the others at 127.0.0.1:" in sentence(first)
-    other = warm().start(tmp_path / "1", *job, "--deadline", 4, RANK=1, WORLD_SIZE=2, **where)
-    assert other.wait() == 3
     assert "for 4 s (Connection refused); start rank 0, or correct the address" in sentence(other)
     assert time.monotonic() - begun < 60  # torch's own waits took a minute each
 

@@ -7,17 +7,19 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
 import pytest
-from launchers import gone
+from launchers import forked, gone
 from played import LONG, Two
 
 from thinwire.runs.ranks import supervise
-from thinwire.runs.ranks.launcher import LocalLauncher
+from thinwire.runs.ranks.launcher import LocalLauncher, _command
 from thinwire.runs.ranks.supervise import Workers
 from thinwire.types import InputError, LinkError, ThinwireError
+from thinwire.uses.federated.run import trainer
 
 PROGRAM = "played:play"
 
@@ -48,6 +50,14 @@ def test_ranks_take_orders_and_say_what_happens(start: Any) -> None:
             LinkError, match=r"^rank 0 did not get to .more. within 0\.01 s; its messages are above$"
         ):
             workers.until("more", 0, 0.01)
+
+
+def test_ranks_of_commands_that_tests_start_are_forks_of_these() -> None:
+    """Those have imported all; for that alone a process takes seconds, the suite half as long again."""
+    for module in (*_command(Two(), PROGRAM)[2:3], trainer.WORKER, "thinwire"):
+        assert forked([sys.executable, "-m", module, PROGRAM]) == [module, PROGRAM]
+        assert find_spec(module) is not None
+    assert not forked([sys.executable, "-m", "http.server"])
 
 
 FAILURES = [

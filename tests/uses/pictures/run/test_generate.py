@@ -80,20 +80,18 @@ def test_a_rank_that_others_cannot_reach_is_refused_before_anything(tmp_path: Pa
         (("fp61",), "no recipe 'fp61'; did you mean fp16"),
         (("fp16", "--steps", "0"), "--steps is 0; it must be at least 1"),
         (("fp16", "--sheet", "2x3", "--classes", "0,1,2,3,4"), "5 garments are named for a sheet of 2x3"),
-        (("ulysses", "--ranks", "4"), "has 6 heads, which 4 ranks cannot share evenly; use mode gather"),
+        (("ulysses", "--sheet", "1x1"), "has 1 tokens, too few for 2 ranks; use fewer ranks"),
     ],
 )
 def test_what_cannot_be_is_one_sentence(tmp_path: Path, asked: tuple[str, ...], said: str) -> None:
-    command = warm().run(
-        tmp_path, "generate", *asked, "--init", "random", "--out", tmp_path / "out", "--quiet"
-    )
+    command = warm().run(tmp_path, "generate", *SMALL, *asked, "--out", tmp_path / "out", "--quiet")
     assert command.code == 2 and said in sentence(command)
     assert not list(tmp_path.glob("out/*/run.json"))
 
 
 def test_a_frozen_rank_is_named_and_nothing_is_half_written(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    asked = ["generate", "fp16", *SMALL, "--steps", "300", "--deadline", "8", "--quiet", "--out", out]
+    asked = ["generate", "fp16", *SMALL, "--steps", "300", "--deadline", "4", "--quiet", "--out", out]
     ranks = warm().ranks(tmp_path, *asked)
     until(lambda: denoises(ranks[1]), "rank 1 to denoise")
     ranks[1].signal(signal.SIGSTOP)

@@ -15,7 +15,7 @@ from thinwire.types import InputError, PayloadError
 from thinwire.uses.training.pipeline.compressed_stage import CONTROL, CompressedStage
 from thinwire.uses.training.pipeline.torch_stage import STAGES_VOTE, _blank
 
-STEPS = 20
+STEPS = 10
 
 
 def conform(rank, world, port, schedule):

@@ -177,7 +177,7 @@ def test_a_rank_that_freezes_while_others_evaluate_is_named(job: list[Any], tmp_
     """Frozen, not killed: its kernel still answers, as a router's would. Evaluation starts with a vote."""
     out = tmp_path / "out"
     ranks = warm().ranks(
-        tmp_path, *job, "--out", out, "--eval-every", 1, "--eval-samples", 32, "--deadline", 8
+        tmp_path, *job, "--out", out, "--eval-every", 1, "--eval-samples", 32, "--deadline", 4
     )
     try:
         reached(out, 3, *ranks)
@@ -214,7 +214,7 @@ def test_a_machine_too_busy_for_the_link_is_no_measurement(job: list[Any], tmp_p
 def test_wrong_tokens_stop_both_ranks_before_anything_is_trained(job: list[Any], tmp_path: Path):
     ranks = warm().ranks(
         tmp_path,
-        *(*job, "--out", tmp_path / "out", "--deadline", 6),
+        *(*job, "--out", tmp_path / "out", "--deadline", 3),
         each=lambda rank: {"THINWIRE_TOKEN": f"a long secret text, number {rank}"},
     )
     for r in ranks:
