@@ -196,6 +196,8 @@ def known(part: Tensor) -> Tensor | None:
 def brought(parts: Sequence[Tensor], device: torch.device | str) -> list[Tensor]:
     """Return flat parts on ``device``: those that are there, and all others in one copy."""
     device = torch.device(device)
+    if device.type == "cpu" and all(p.is_cpu for p in parts):
+        return list(parts)
     away = [p for p in parts if p.device.type != device.type]
     if not away:
         return [p.to(device) for p in parts]  # perhaps from another card

@@ -148,9 +148,11 @@ class References:
 
     def encode(self, states: Tensor) -> list[Payload]:
         """Return each row of ``states`` as it would be held, whatever the other rows are."""
-        n, spec = len(states), _times(TensorSpec.of(states), 1)
+        n, spec = states.shape[0], _times(TensorSpec.of(states), 1)
         if not splits(self.codec, spec):
             return [self.codec.encode(row) for row in states.split(1)]
+        if n == 1:
+            return [Payload(spec, self.codec.encode(states).parts)]
         columns = [p.reshape(n, p.numel() // n) for p in self.codec.encode(states).parts]
         return [Payload(spec, parts) for parts in zip(*columns, strict=True)]
 

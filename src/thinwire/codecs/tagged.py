@@ -9,6 +9,7 @@ which the encoder does not compress either.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Sequence
 from typing import NamedTuple
 
@@ -92,7 +93,8 @@ class Symbols(NamedTuple):
         """Return the part behind its tag as it is, uint8."""
         data = self.data if self.codes is None else pack(self.part, self.codes)
         if data.is_cpu:
-            return torch.frombuffer(bytearray((self.tag,)) + staging.memory(data), dtype=torch.uint8)
+            whole = bytes((self.tag,)) + ctypes.string_at(data.data_ptr(), data.numel())
+            return torch.frombuffer(bytearray(whole), dtype=torch.uint8)
         tag = torch.full((1,), self.tag, dtype=torch.uint8, device=data.device)
         return torch.cat([tag, data])
 
@@ -106,7 +108,9 @@ def compressed(parts: Sequence[Symbols], level: int) -> tuple[Tensor, ...]:
     zstd.package()  # missing, it is missed at the first message, however short
     if not parts:
         return ()
-    device, parts = parts[0].part.device, _some_at_home(parts)
+    device = parts[0].part.device
+    if device.type != "cpu":
+        parts = _some_at_home(parts)
     asked = [p.asked() if p.data.numel() >= SMALLEST and rans.quick(p.data) else None for p in parts]
     frames = iter(rans.compress([a for a in asked if a is not None]))
     found = [
@@ -182,9 +186,9 @@ class Arrived(NamedTuple):
     bytes: memoryview
 
     @property
-    def frame(self) -> Tensor:
-        """What stands behind the tag, where it is known soonest."""
-        return (self.part if self.near.numel() < self.part.numel() else self.near)[1:]
+    def soonest(self) -> Tensor:
+        """The tag and what stands behind it, where it is known soonest."""
+        return self.part if self.near.numel() < self.part.numel() else self.near
 
 
 def arrived(parts: Sequence[Tensor]) -> list[Arrived]:
@@ -217,10 +221,12 @@ def expand(arrival: Arrived, bound: int) -> Tensor:
     """Return the part that was tagged, of at most ``bound`` bytes; ``PayloadError`` for anything else."""
     part, tag = arrival.part, _tag(arrival)
     dtype = _DTYPES[tag & _KIND]
-    if tag & _RANGED:
+    if not tag & _COMPRESSED and part.is_cpu and dtype.itemsize < part.numel() <= SMALL:
+        raw = torch.frombuffer(bytearray(arrival.bytes[1:]), dtype=torch.uint8)  # which begins where any may
+    elif tag & _RANGED:
         raw = _ranged(arrival, bound, dtype.itemsize)
     else:
-        raw = _unzipped(arrival.frame, bound) if tag & _COMPRESSED else part[1:]
+        raw = _unzipped(arrival.soonest[1:], bound) if tag & _COMPRESSED else part[1:]
     if not part.is_cpu:
         (raw,) = _together([raw], part.device)
     if raw.numel() > bound or raw.numel() % dtype.itemsize:
@@ -229,7 +235,8 @@ def expand(arrival: Arrived, bound: int) -> Tensor:
         )
     if dtype == torch.uint8:
         return raw
-    return (raw if tag & _RANGED else raw.clone()).view(dtype)  # a clone begins at an aligned address
+    apart = raw.data_ptr() % dtype.itemsize == 0 if raw.is_cpu else tag & _RANGED
+    return (raw if apart else raw.clone()).view(dtype)  # a clone begins at an aligned address
 
 
 def expand_codes(arrival: Arrived, bits: int, n: int) -> Tensor:
@@ -242,7 +249,7 @@ def expand_codes(arrival: Arrived, bits: int, n: int) -> Tensor:
         if about.form.bits < 8:
             fits = about.form.bits == bits and about.n == n
             require(fits, PayloadError, f"{about.n} codes of {about.form.bits} bits, expected {n} of {bits}")
-            return _together([rans.decompress(arrival.frame, about)], arrival.part.device)[0]
+            return _together([rans.decompress(arrival.soonest, about, start=1)], arrival.part.device)[0]
     return unpack_aligned(expand(arrival, aligned_nbytes(n, bits)), bits, n)
 
 
@@ -260,7 +267,7 @@ def _ranged(arrival: Arrived, bound: int, itemsize: int) -> Tensor:
     _check_size(size, arrival.part.numel() - 1, bound)
     how = rans.PACKED if about.form.bits < 8 else rans.AS_IT_IS if itemsize == 1 else itemsize
     require(about.n % max(1, how) == 0, PayloadError, f"{about.n} bytes of values of {itemsize} each")
-    return rans.decompress(arrival.frame, about, how)
+    return rans.decompress(arrival.soonest, about, how, 1)
 
 
 def _unzipped(frame: Tensor, bound: int) -> Tensor:

@@ -7,10 +7,12 @@ to them meanwhile can make a result wrong, but reaches no other memory. One core
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Sequence
 from pathlib import Path
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -40,6 +42,22 @@ without = _FUNCTIONS.without
 _CPU = torch.device("cpu")
 _BOUNDS = 2.0**-100, 2.0**120  # of a scale in bfloat16
 _WRAP = 2**64 - 1
+KEPT = 1 << 18  # bytes: to ask for more takes less time than to use it
+
+
+class Scratch(threading.local):
+    """Memory of a thread for what a pass needs while it works: the same at each call, unless it is much."""
+
+    def __init__(self) -> None:
+        self._kept = np.empty(KEPT, np.uint8)
+
+    def room(self, nbytes: int) -> tuple[int, memoryview]:
+        """Return the address of so many bytes and their view, which whoever uses them holds until then."""
+        room = self._kept if nbytes <= KEPT else np.empty(nbytes, np.uint8)
+        return room.__array_interface__["data"][0], room.data
+
+
+SCRATCH = Scratch()
 
 
 class Rows(NamedTuple):
@@ -98,14 +116,14 @@ def levels(x: Tensor, inverse: float, offset: float, step: float) -> tuple[Tenso
     count = _FUNCTIONS["levels"](_at(x, torch.float32), n, inverse, offset, step, *out)
     packed = _room(packed_nbytes(n, 2), torch.uint8)
     _FUNCTIONS["pack"](codes.data_ptr(), n, packed.data_ptr())
-    return packed, _halves(numbers, count), values
+    return packed, _halves(numbers.data_ptr(), count), values
 
 
-def _halves(numbers: Tensor, count: int) -> Tensor:
-    """Return the low bytes of the first numbers, int16, and then the high ones."""
+def _halves(numbers: int, count: int) -> Tensor:
+    """Return the low bytes of numbers of two bytes at an address, and then the high ones."""
     others = _room(2 * count, torch.uint8)
     if count:
-        _FUNCTIONS["halves"](numbers.data_ptr(), count, others.data_ptr())
+        _FUNCTIONS["halves"](numbers, count, others.data_ptr())
     return others
 
 
@@ -197,9 +215,10 @@ def uniform(
     n, values = x.numel(), torch.empty_like(x)
     codes, stored = _room(n, torch.uint8), _room(rows.scales, torch.bfloat16)
     packed = codes if rows.bits == 8 else _room(packed_nbytes(n, rows.bits), torch.uint8)
-    room = _room(2 * rows.width, torch.float32)
+    room, _held = SCRATCH.room(8 * rows.width if rows.by_column else 0)
     given = x.data_ptr(), _or_none(held), *rows[:4], *scale, _or_none(noise), seed & _WRAP
-    done = _FUNCTIONS["uniform"](*given, *[t.data_ptr() for t in (codes, stored, packed, values, room)])
+    out = codes.data_ptr(), stored.data_ptr(), packed.data_ptr(), values.data_ptr()
+    done = _FUNCTIONS["uniform"](*given, *out, room)
     return (packed, stored, values) if done == rows.scales else None
 
 
@@ -208,10 +227,10 @@ def ununiform(
 ) -> Tensor | None:
     """Return what ``uniform``'s codes and scales stand for; None for a scale out of bounds."""
     values = torch.empty(shape, dtype=torch.float32, device=_CPU)
-    codes = packed if rows.bits == 8 else _room(values.numel(), torch.uint8)
-    room = _room(rows.width if rows.by_column else 0, torch.float32)
+    steps = 4 * rows.width if rows.by_column else 0
+    room, _held = SCRATCH.room(steps + (values.numel() if rows.bits < 8 else 0))
     given = packed.data_ptr(), stored.data_ptr(), _or_none(held), *rows[:4], *scale[1:]
-    done = _FUNCTIONS["ununiform"](*given, codes.data_ptr(), values.data_ptr(), room.data_ptr())
+    done = _FUNCTIONS["ununiform"](*given, room + steps, values.data_ptr(), room)
     return values if done == rows.scales else None
 
 
@@ -224,16 +243,17 @@ def zoned(
     finite, or may not come back so.
     """
     n, values = x.numel(), torch.empty_like(x)
-    codes, numbers = _room(n, torch.uint8), _room(n, torch.int16)
     packed, stored = _room(packed_nbytes(n, 2), torch.uint8), _room(1, torch.bfloat16)
-    key = _room(1, torch.int64)
-    given = x.data_ptr(), _or_none(held), n, step, offset, top, *_BOUNDS, _or_none(noise)
-    out = codes, numbers, packed, stored, key, values
-    count = _FUNCTIONS["zoned"](*given, *[t.data_ptr() for t in out])
+    room, _held = SCRATCH.room(8 + 3 * n)  # a key, numbers, codes
+    given = x.data_ptr(), _or_none(held), n, step, offset, top, *_BOUNDS, _or_none(noise), room + 8 + 2 * n
+    out = room + 8, packed.data_ptr(), stored.data_ptr(), room, values.data_ptr()
+    count = _FUNCTIONS["zoned"](*given, *out)
     if count < 0:
         return None
-    parts = [packed, _halves(numbers, count), stored]
-    return (parts if noise is None else [*parts, key]), values
+    parts = [packed, _halves(room + 8, count), stored]
+    if noise is not None:
+        parts.append(torch.frombuffer(bytearray(_held[:8]), dtype=torch.int64))
+    return parts, values
 
 
 def unzoned(

@@ -188,19 +188,19 @@ def opened(frame: Tensor | memoryview) -> Frame:
     return Frame(form_of(planes, bits), n, end)
 
 
-def decompress(frame: Tensor, about: Frame, how: int = AS_IT_IS) -> Tensor:
-    """Return the part, uint8, of a frame and its head, which say how much memory it takes.
+def decompress(frame: Tensor, about: Frame, how: int = AS_IT_IS, start: int = 0) -> Tensor:
+    """Return the part, uint8, of a frame from ``start`` on and its head, which say how much memory it takes.
 
     It is on the card where kernels decoded it, else on the CPU.
     Errors: ``PayloadError``; whatever a frame says, nothing beyond it is read.
     """
-    (planes, bits), n, body = (about.form.planes, about.form.bits), about.n, frame[about.nbytes :]
-    few = f"{body.numel()} bytes cannot hold {n} symbols"
-    require(body.numel() >= _heads(about.form, n), PayloadError, few)
-    if body.is_cpu and rans_calls.there() and (how == AS_IT_IS or n <= STREAM):
+    planes, bits, n, start = about.form.planes, about.form.bits, about.n, start + about.nbytes
+    if frame.numel() - start < _heads(about.form, n):
+        raise PayloadError(f"{frame.numel() - start} bytes cannot hold {n} symbols")
+    if frame.is_cpu and rans_calls.there() and (how == AS_IT_IS or n <= STREAM):
         nbytes = n // (8 // bits) if how == PACKED else n
-        return rans_calls.unframed(body.contiguous(), n, how, planes, bits, nbytes)
-    grid = about.form.grid(n)
+        return rans_calls.unframed(frame.contiguous(), start, n, how, planes, bits, nbytes)
+    grid, body = about.form.grid(n), frame[start:]
     if bits == 8 and triton_calls.there(body):
         from thinwire.codecs.rans import on_card
 

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from thinwire import compiled
+from thinwire.codecs.kernels.kernel_calls import SCRATCH
 from thinwire.codecs.rans.grid import Grid
 from thinwire.codecs.rans.tables import Bytes
 from thinwire.types import PayloadError, require
@@ -43,16 +44,16 @@ def framed(data: Tensor, n: int, how: int, planes: int, bits: int, tag: int, roo
 
     None where that takes ``room`` bytes or more, at least one.
     """
-    out = torch.empty(room, dtype=torch.uint8, device=_CPU)
-    made = _FUNCTIONS["framed"](_at(data), n, how, planes, bits, tag, out.data_ptr(), room - 1)
-    return out[:made].clone() if made >= 0 else None  # what is not used is let go
+    at, out = SCRATCH.room(room)
+    made = _FUNCTIONS["framed"](_at(data), n, how, planes, bits, tag, at, room - 1)
+    return torch.frombuffer(bytearray(out[:made]), dtype=torch.uint8) if made >= 0 else None
 
 
-def unframed(body: Tensor, n: int, how: int, planes: int, bits: int, nbytes: int) -> Tensor:
-    """Return the part of ``nbytes`` that a frame's body stands for; ``PayloadError`` where it is none."""
-    out = torch.empty(nbytes, dtype=torch.uint8, device=_CPU)
-    done = _FUNCTIONS["unframed"](_at(body), body.numel(), n, how, planes, bits, out.data_ptr())
-    require(done == 0, PayloadError, f"{body.numel()} bytes that no encoder of {n} symbols writes")
+def unframed(frame: Tensor, start: int, n: int, how: int, planes: int, bits: int, nbytes: int) -> Tensor:
+    """Return the part of ``nbytes`` for a frame's body, from ``start`` on; ``PayloadError`` where it is none."""
+    out, size = torch.empty(nbytes, dtype=torch.uint8, device=_CPU), max(0, frame.numel() - start)
+    done = _FUNCTIONS["unframed"](_at(frame) + start, size, n, how, planes, bits, out.data_ptr())
+    require(done == 0, PayloadError, f"{size} bytes that no encoder of {n} symbols writes")
     return out
 
 
