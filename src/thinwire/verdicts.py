@@ -5,8 +5,6 @@ wait until the device has done all that was queued before. So inside ``deferred(
 device are collected, and cross to the host with the message they are about, in its one copy. Elsewhere, and
 about tensors of the CPU, ``refuse`` raises at once. What comes of a refused value must not matter: whoever
 collects asks before anything is used.
-
-``shortened`` is the same for a part of a payload whose length is found out on the device.
 """
 
 from __future__ import annotations
@@ -30,46 +28,32 @@ class Verdicts:
     def __init__(self) -> None:
         self.undo: Callable[[], object] | None = None
         self._found: list[tuple[Tensor, Refusal]] = []
-        self._lengths: dict[int, tuple[Tensor, Tensor]] = {}  # by the part's identity: the part, its length
 
     def tensors(self) -> list[Tensor]:
         """Return all findings, to be copied to the host with a message: one value each."""
-        return [found for found, _ in self._found] + [n for _, n in self._lengths.values()]
+        return [found for found, _ in self._found]
 
-    def shortened(self) -> list[Tensor]:
-        """Return the parts whose length is not known yet."""
-        return [part for part, _ in self._lengths.values()]
-
-    def settle(self, read: Sequence[Tensor] | None = None) -> dict[int, int]:
-        """Raise the first error there is; else return the lengths of parts, by their identity.
+    def settle(self, read: Sequence[Tensor] | None = None) -> None:
+        """Raise the first error there is.
 
         ``read``: what ``tensors`` returned, on the host; by default they are copied now, and waited for.
         """
         if not self:
-            return {}
+            return
         if read is None:
             read = staging.to_host(self.tensors()).tensors()
         values = [t.item() for t in read]
-        for wrong, (_, error) in zip(values, self._found, strict=False):
+        for wrong, (_, error) in zip(values, self._found, strict=True):
             if wrong:
                 if self.undo is not None:
                     self.undo()
                 raise error()
-        lengths = values[len(self._found) :]
-        return {key: int(n) for key, n in zip(self._lengths, lengths, strict=True)}
-
-    def key(self, part: Tensor) -> int | None:
-        """Return under which key ``settle`` tells the length of a part; None for one that stays whole."""
-        return id(part) if id(part) in self._lengths else None
 
     def __bool__(self) -> bool:
-        return bool(self._found or self._lengths)
+        return bool(self._found)
 
     def _add(self, wrong: Tensor, error: Refusal) -> None:
         self._found.append((wrong.detach().reshape(()), error))
-
-    def _shorten(self, part: Tensor, count: Tensor) -> None:
-        self._lengths[id(part)] = part, count.detach().reshape(())
 
 
 class Questions:
@@ -138,16 +122,3 @@ def refuse_outside(low: Tensor, high: Tensor, bounds: tuple[float, float], error
             raise error()
     else:
         refuse(((low >= bounds[0]) & (high <= bounds[1])).logical_not(), error)
-
-
-def shortened(part: Tensor, count: Tensor) -> Tensor:
-    """Return the first ``count`` (one number, on the device) values of ``part``, flat.
-
-    Where findings are collected this is ``part`` itself, and whoever packs the payload takes off the rest; so
-    a codec around this one passes the very tensor on, or asks for its length itself.
-    """
-    found = collecting(count)
-    if found is None:
-        return part[: int(count)]
-    found._shorten(part, count)
-    return part

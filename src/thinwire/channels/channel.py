@@ -431,9 +431,8 @@ def settled(packet: Packet) -> Packet:
     """
     if packet.verdicts is None:
         return packet
-    lengths = packet.verdicts.settle()
-    cut = [tuple(p[: lengths.get(id(p), p.numel())] for p in s.payload.parts) for s in packet.sections]
-    return replace(with_parts(packet, cut), verdicts=None)
+    packet.verdicts.settle()
+    return replace(packet, verdicts=None)
 
 
 def moved(packet: Packet, device: torch.device) -> Packet:

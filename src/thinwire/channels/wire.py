@@ -35,7 +35,6 @@ MAX_DIMENSIONS = 8
 MAX_SECTIONS = 4
 MAX_PARTS = 16
 REMEMBERED = 2048  # bytes: what is longer at the head of a packet is read anew each time
-AT_ONCE = 1 << 18  # bytes: a part of unknown length that may have more is not copied before it is known
 
 DTYPES = (
     torch.float32,
@@ -147,11 +146,7 @@ class _Leaving:
     def __init__(self, packet: Packet, parts: list[Tensor], layout: list[int]) -> None:
         self.packet, self._layout = packet, layout
         self._entries, self._verdicts = Entries.of(packet.entries), packet.verdicts
-        self._lengths: dict[int, int] = {}
-        if self._verdicts is not None and any(p.nbytes > AT_ONCE for p in self._verdicts.shortened()):
-            self._lengths, self._verdicts = self._verdicts.settle(), None
-            parts = [p[: self._lengths.get(id(p), p.numel())] for p in parts]
-        self._parts = parts
+        self._parts = len(parts)
         asked = [] if self._entries.sums is None else [self._entries.sums]
         asked += [] if self._verdicts is None else self._verdicts.tensors()
         self.crossing = [*parts, *asked]
@@ -159,12 +154,8 @@ class _Leaving:
     def in_place(self, staged: staging.Staged, lead: int, before: int, summed: bool) -> memoryview:
         """Return the packet in the memory that it was copied to, its head written before the parts."""
         data, start = staged.wait(), before + HEAD.size
-        self._answered(staged.tensors(len(self._parts)))
-        end = at = lead
-        for part, n in zip(self._parts, self._layout[1::2], strict=True):
-            if at != end:
-                data[end : end + n * part.itemsize] = data[at : at + n * part.itemsize]
-            end, at = end + n * part.itemsize, at + part.nbytes
+        self._answered(staged.tensors(self._parts))
+        end = lead + sum(part.nbytes for part in self.crossing[: self._parts])
         data[start:lead] = _head(self.packet, self._layout)
         data[before:start] = _summary([data[start:end]], summed)
         return data[:end]
@@ -172,19 +163,17 @@ class _Leaving:
     def joined(self, crossed: Iterator[tuple[memoryview, Tensor]], summed: bool) -> bytes:
         """Return the packet from what has crossed of it, the next of all that has."""
         own = [next(crossed) for _ in self.crossing]
-        self._answered([tensor for _, tensor in own[len(self._parts) :]])
-        sizes = [n * part.itemsize for part, n in zip(self._parts, self._layout[1::2], strict=True)]
-        views = [view[:size] for (view, _), size in zip(own, sizes, strict=False)]
+        self._answered([tensor for _, tensor in own[self._parts :]])
+        views = [view for view, _ in own[: self._parts]]
         pieces: list[Data] = [_head(self.packet, self._layout), *views]
         return b"".join([_summary(pieces, summed), *pieces])
 
     def _answered(self, read: list[Tensor]) -> None:
-        """Take what was asked, on the host: checks, findings, and how long the parts are."""
+        """Take what was asked, on the host: checks and findings."""
         if self._entries.sums is not None:
             self._entries.checked(read.pop(0))
         if self._verdicts is not None:
-            self._lengths = self._verdicts.settle(read)
-        self._layout[1::2] = [self._lengths.get(id(p), p.numel()) for p in self._parts]
+            self._verdicts.settle(read)
 
 
 def _head(packet: Packet, layout: list[int]) -> bytes:

@@ -50,7 +50,7 @@ def framed(data: Tensor, n: int, how: int, planes: int, bits: int, tag: int, roo
 
 
 def unframed(frame: Tensor, start: int, n: int, how: int, planes: int, bits: int, nbytes: int) -> Tensor:
-    """Return the part of ``nbytes`` for a frame's body, from ``start`` on; ``PayloadError`` where it is none."""
+    """Return the part of ``nbytes`` for a frame's body, from ``start`` on, or ``PayloadError``."""
     out, size = torch.empty(nbytes, dtype=torch.uint8, device=_CPU), max(0, frame.numel() - start)
     done = _FUNCTIONS["unframed"](_at(frame) + start, size, n, how, planes, bits, out.data_ptr())
     require(done == 0, PayloadError, f"{size} bytes that no encoder of {n} symbols writes")

@@ -280,15 +280,9 @@ class _Outgoing:
         finite, *read = said.apart(there[-len(said.parts) :])
         if not finite:
             return None
-        lengths, parts = self.verdicts.settle(read), iter(there)
-        here = list[tuple[Codec, Payload]]()
-        for k, (codec, payload) in enumerate(self.coded):
-            keys = [self.verdicts.key(p) for p in payload.parts]
-            ends = [None if key is None else lengths[key] for key in keys]
-            cut = tuple(p[:n] for p, n in zip(payload.parts, ends, strict=True))
-            self.coded[k] = codec, Payload(payload.spec, cut)
-            here.append((codec, Payload(payload.spec, tuple(next(parts)[:n] for n in ends))))
-        return here
+        self.verdicts.settle(read)
+        parts = iter(there)
+        return [(c, Payload(p.spec, tuple([next(parts) for _ in p.parts]))) for c, p in self.coded]
 
     def is_finite(self) -> bool:
         """Wait, and return whether what was looked at is finite."""
