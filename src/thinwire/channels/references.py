@@ -59,7 +59,10 @@ class TensorStore:
         return self._parts.get(key)
 
     def put(self, key: int, parts: Parts) -> None:
-        self._parts[key] = tuple(p.detach().to(self._device or p.device, copy=True) for p in parts)
+        if self._device is None:
+            self._parts[key] = tuple([p.detach().clone() for p in parts])
+        else:
+            self._parts[key] = tuple([p.detach().to(self._device, copy=True) for p in parts])
 
     def prefetch(self, keys: Iterable[int]) -> None:
         pass
@@ -115,6 +118,10 @@ class References:
 
         Errors: ``KeyError`` where there is none.
         """
+        device = torch.device(device)
+        if len(keys) == 1 and device.type == "cpu":
+            parts = staging.brought(self._parts(keys[0]), device)
+            return self.codec.decode(Payload(self._specs[keys[0]], tuple(parts)))
         specs = [self._specs[k] for k in keys]
         rows = [self._parts(k) for k in keys]
         if len(keys) > 1 and specs.count(specs[0]) == len(specs) and splits(self.codec, specs[0]):

@@ -121,11 +121,10 @@ class DeadZone(Spec):
         """Return what a payload stands for, on top of ``reference`` or alone, by kernels."""
         spec, parts = payload.spec, self._parts(payload)
         fits = spec.numel > 0 and (reference is None or spec.dtype == torch.float32)
-        if fits and parts[0].is_cpu and spec.dtype == torch.float32 and kernel_calls.there(*parts):
-            held = kernel_calls.fits(reference, spec.shape)
-            return kernel_calls.unzoned(parts, reference, spec.shape, self._noise) if held else None
         if not fits or not triton_calls.there(parts[0], reference):
-            return None
+            compiled = fits and spec.dtype == torch.float32 and kernel_calls.there(*parts)
+            compiled = compiled and kernel_calls.fits(reference, spec.shape)
+            return kernel_calls.unzoned(parts, reference, spec.shape, self._noise) if compiled else None
         n, (codes, large) = spec.numel, (part.numel() for part in parts[:2])
         require(codes == packed_nbytes(n, 2), PayloadError, f"{codes} bytes do not hold {n} codes of 2 bits")
         require(large % 2 == 0, PayloadError, f"{large} bytes of large levels, expected two each")
@@ -138,10 +137,8 @@ class DeadZone(Spec):
     def _fused(self, x: Tensor, reference: Tensor | None) -> tuple[Payload, Tensor] | None:
         """Return what ``roundtrip``, or ``roundtrip_against``, does by kernels; None where there are none."""
         x = x.detach()
-        if x.is_cpu and x.numel() and (found := self._on_cpu(x, reference)):
-            return found
         if not x.numel() or not triton_calls.there(x, reference):
-            return None
+            return self._on_cpu(x, reference) if x.numel() and x.is_cpu else None
         noise = table_on(x.device) if self.dither else x
         packed, large, step, restored = deadzone_calls.coded(self._zone, x, reference, noise)
         refuse(step.wrong, _not_finite)

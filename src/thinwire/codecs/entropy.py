@@ -131,7 +131,8 @@ class Entropy(Spec):
 
 def is_quantiser(codec: object) -> TypeGuard[Quantiser]:
     """Return whether ``codec`` is a ``Quantiser``: asked for each packet, so by its names alone."""
-    return all(is_up_to_date(codec, name) for name in ("quantise", "dequantise", "scale_layout"))
+    names = "dequantise", "scale_layout"
+    return is_up_to_date(codec, "quantise") and all(is_up_to_date(codec, name) for name in names)
 
 
 def part_forms(codec: object) -> tuple[tuple[int, int], ...]:

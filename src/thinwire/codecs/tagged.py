@@ -235,7 +235,7 @@ def expand(arrival: Arrived, bound: int) -> Tensor:
         )
     if dtype == torch.uint8:
         return raw
-    apart = raw.data_ptr() % dtype.itemsize == 0 if raw.is_cpu else tag & _RANGED
+    apart = raw.storage_offset() % dtype.itemsize == 0 == raw.data_ptr() % dtype.itemsize
     return (raw if apart else raw.clone()).view(dtype)  # a clone begins at an aligned address
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from typing import Any
 
 import torch
@@ -117,16 +117,14 @@ class Uniform(Spec):
         return found if found is not None else uniform_calls.decode_on_cpu(self.form, payload, reference)
 
     def layout(self, spec: TensorSpec) -> Layout:
-        codes = (torch.uint8, packed_nbytes(spec.numel, self.bits))
-        return codes, self.scale_layout(spec)
+        return _layout(self.form, spec.shape)
 
     def nbytes(self, spec: TensorSpec) -> int:
         return layout_nbytes(self.layout(spec))
 
     def scale_layout(self, spec: TensorSpec) -> tuple[torch.dtype, int]:
         """Return dtype and length of the stored scales."""
-        n = self._grid(spec).scales
-        return scales.FORMATS[self.scale_dtype].dtype, scales.stored_numel(n, self.scale_dtype)
+        return _layout(self.form, spec.shape)[1]
 
     def quantise(self, x: Tensor) -> tuple[Tensor, Tensor]:
         """Return the codes of ``x``, uint8 [numel], level -top being 0, and its scales in wire form."""
@@ -203,6 +201,14 @@ class Uniform(Spec):
             codes.copy_(y >= 0)
         else:
             codes.copy_(y.add_(_ROUNDER + self.top).view(torch.int32))  # keeps the low byte
+
+
+@lru_cache(maxsize=1024)  # asked for each packet
+def _layout(form: uniform_calls.Form, shape: tuple[int, ...]) -> tuple[tuple[torch.dtype, int], ...]:
+    spec = TensorSpec(shape)
+    n = Grid.of(spec, form.scale, form.group).scales
+    codes = torch.uint8, packed_nbytes(spec.numel, form.bits)
+    return codes, (scales.FORMATS[form.scale_dtype].dtype, scales.stored_numel(n, form.scale_dtype))
 
 
 def _not_finite() -> InputError:

@@ -7,6 +7,7 @@ to them meanwhile can make a result wrong, but reaches no other memory. One core
 
 from __future__ import annotations
 
+import math
 import threading
 from collections.abc import Sequence
 from pathlib import Path
@@ -68,6 +69,7 @@ class Rows(NamedTuple):
     by_column: bool
     bits: int
     scales: int
+    packed: int  # bytes of codes
 
 
 class Scale(NamedTuple):
@@ -214,7 +216,7 @@ def uniform(
     """
     n, values = x.numel(), torch.empty_like(x)
     codes, stored = _room(n, torch.uint8), _room(rows.scales, torch.bfloat16)
-    packed = codes if rows.bits == 8 else _room(packed_nbytes(n, rows.bits), torch.uint8)
+    packed = codes if rows.bits == 8 else _room(rows.packed, torch.uint8)
     room, _held = SCRATCH.room(8 * rows.width if rows.by_column else 0)
     given = x.data_ptr(), _or_none(held), *rows[:4], *scale, _or_none(noise), seed & _WRAP
     out = codes.data_ptr(), stored.data_ptr(), packed.data_ptr(), values.data_ptr()
@@ -261,10 +263,10 @@ def unzoned(
 ) -> Tensor | None:
     """Return what ``zoned``'s parts stand for; None where they do not fit each other."""
     packed, others, stored = parts[:3]
-    values = torch.empty(shape, dtype=torch.float32, device=_CPU)
-    n, k = values.numel(), others.numel()
+    n, k = math.prod(shape), others.numel()
     if packed.numel() != packed_nbytes(n, 2) or k % 2:
-        return None
+        return None  # before anything is allocated
+    values = torch.empty(shape, dtype=torch.float32, device=_CPU)
     key = None if noise is None else parts[3].data_ptr()
     given = packed.data_ptr(), _or_none(held), n, others.data_ptr(), k // 2, stored.data_ptr(), *_BOUNDS
     count = _FUNCTIONS["unzoned"](*given, _or_none(noise), key, values.data_ptr())

@@ -118,7 +118,8 @@ def _rows(form: Form, shape: tuple[int, ...]) -> tuple[kernel_calls.Rows, kernel
         return None
     rows, width = (1, spec.numel) if grid.by == "whole" else (grid.rows, grid.width)
     scale = kernel_calls.Scale(form.clip / (2 ** (form.bits - 1) - 1), *scales.bounds(form.scale_dtype))
-    return kernel_calls.Rows(rows, width, grid.by == "column", form.bits, grid.scales), scale
+    codes = packed_nbytes(spec.numel, form.bits)
+    return kernel_calls.Rows(rows, width, grid.by == "column", form.bits, grid.scales, codes), scale
 
 
 def on_cpu(

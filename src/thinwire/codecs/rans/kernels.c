@@ -52,21 +52,21 @@ static inline uint32_t share(uint32_t count, uint32_t scale, uint32_t n)
 }
 
 /* Frequencies that sum to 2^bits: at the largest scale where they do not sum to more; and one more for the first of
-   those that would rise next. */
-static void normalise(const uint32_t *counts, uint32_t n, unsigned bits, uint32_t *freq)
+   those that would rise next. No symbol is above top. */
+static void normalise(const uint32_t *counts, size_t top, uint32_t n, unsigned bits, uint32_t *freq)
 {
     const uint32_t all = 1u << bits;
     uint32_t low = 0, high = all + SYMBOLS + 1, sum;
     while (high - low > 1) {
         const uint32_t scale = (low + high) / 2;
         sum = 0;
-        for (size_t s = 0; s < SYMBOLS; s++) sum += share(counts[s], scale, n);
+        for (size_t s = 0; s <= top; s++) sum += share(counts[s], scale, n);
         if (sum <= all) low = scale;
         else high = scale;
     }
     sum = 0;
-    for (size_t s = 0; s < SYMBOLS; s++) sum += freq[s] = share(counts[s], low, n);
-    for (size_t s = 0; s < SYMBOLS && sum < all; s++)
+    for (size_t s = 0; s <= top; s++) sum += freq[s] = share(counts[s], low, n);
+    for (size_t s = 0; s <= top && sum < all; s++)
         if (share(counts[s], high, n) > freq[s]) freq[s]++, sum++;
 }
 
@@ -189,7 +189,7 @@ static uint8_t *segment(const uint8_t *data, size_t n, size_t lane, uint8_t *tab
     if (kinds == 1) {
         head[0] = CONSTANT, head[1] = (uint8_t)top;
     } else {
-        normalise(counts, (uint32_t)n, bits, freq);
+        normalise(counts, top, (uint32_t)n, bits, freq);
         bytes = write_table(freq, top, head);
     }
     if ((size_t)(end - at) < bytes) return 0;
@@ -199,7 +199,7 @@ static uint8_t *segment(const uint8_t *data, size_t n, size_t lane, uint8_t *tab
 
     uint16_t room[1 + STREAM + 2 * LANES];
     Step steps[SYMBOLS] = {{0, 0, 0, 0, 0}}; /* also for what another thread writes to the data meanwhile */
-    for (size_t s = 0, start = 0; s < SYMBOLS && kinds > 1; start += freq[s++])
+    for (size_t s = 0, start = 0; s <= top && kinds > 1; start += freq[s++])
         if (freq[s]) steps[s] = step_of(freq[s], (uint32_t)start, bits);
     for (size_t begin = 0; begin < n; begin += LANES * lane, words += 2) {
         uint16_t *last = room + sizeof room / sizeof *room, *first = last;
