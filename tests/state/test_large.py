@@ -70,6 +70,23 @@ def test_a_tensor_of_over_2_to_the_31_elements_is_published_and_followed(
         assert found[PLACES].tolist() == [1, 2, 3, 4] and not found[2**31 + 1]
 
 
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA GPU")
+def test_a_tensor_of_over_2_to_the_31_elements_is_published_from_a_card_and_put_on_it() -> None:
+    x, into = (torch.zeros(NUMEL, dtype=torch.int8, device="cuda") for _ in range(2))
+    publisher, relay = (History(Layout((Slot("w", (NUMEL,), torch.int8),))) for _ in range(2))
+    for changed in (NUMEL, len(PLACES)):
+        newest = publisher.publish({"w": x})
+        assert newest.changed == changed
+        relay.adopt(publisher.patch(newest.number - 1))
+        assert relay.newest.hash == newest.hash == relay._words.hash()
+        x[PLACES] = torch.tensor([1, 2, 3, 4], dtype=torch.int8, device="cuda")
+    places = [(i, relay._words[i].nonzero()[0].astype(np.int32)) for i in {p // PIECE for p in PLACES}]
+    crossing = Crossing(relay.layout, View(relay._words).slots, places)
+    crossing.add(into, 0, False, False)
+    crossing.go()
+    assert torch.equal(into, x)
+
+
 def test_words_on_a_card_are_counted_from_the_start_of_a_stretch() -> None:
     """So no position there is beyond int32, however large a tensor is."""
     layout = Layout((Slot("small", (3,), torch.int8), Slot("w", (NUMEL,), torch.int8)))

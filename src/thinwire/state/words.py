@@ -64,11 +64,13 @@ def imprint(tensors: Mapping[str, Tensor], note: str) -> str:
     found = {name: tensors[name] for name in sorted(tensors)}
     layout = Layout(tuple(Slot(name, tuple(x.shape), x.dtype) for name, x in found.items()))
     bits = [_bits(x) if x.numel() else None for x in found.values()]
-    total = content.START
-    for i, piece in enumerate(layout.blocks()):
-        words = bits[piece.slot]
-        if words is not None:
-            total = content.add(total, content.whole(words[piece.start : piece.stop], i))
+    pieces = layout.blocks()
+
+    def part(run: slice) -> int:
+        own = [(i, pieces[i], bits[pieces[i].slot]) for i in range(len(pieces))[run]]
+        return content.add(*(content.whole(x[p.start : p.stop], i) for i, p, x in own if x is not None))
+
+    total = content.add(content.START, *by_runs(part, [piece.numel for piece in pieces]))
     known = hashlib.blake2b(layout.to_json() + note.encode(), digest_size=16)
     return f"{known.hexdigest()}{total:016x}"
 
