@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import zlib
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from thinwire.state.patches import draft
 from thinwire.state.patches.draft import Draft
 from thinwire.types import PayloadError
 from thinwire.uses.following.push.protocol import (
@@ -32,7 +35,11 @@ def test_a_draft_is_cut_as_if_its_parts_were_one(parts: list[bytes], start: int,
     cut.add(parts[:2])
     cut.add(parts[2:])
     assert cut.nbytes == len(body) and bytes(cut.cut(start, n)) == body[start : start + n] and not cut.whole
-    assert cut.body == body
+    assert cut.crc == zlib.crc32(body)
+    for large in (draft.LARGE, 0):  # joined by numpy from there on
+        with pytest.MonkeyPatch.context() as monkeypatch:
+            monkeypatch.setattr(draft, "LARGE", large)
+            assert cut.body == body
 
 
 @settings(deadline=None)
