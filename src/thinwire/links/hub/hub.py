@@ -18,6 +18,7 @@ from thinwire.links.address import check_port, shown
 from thinwire.links.hub import station
 from thinwire.links.hub.station import Event, EventKind
 from thinwire.links.metered import Traffic, wire_bytes
+from thinwire.links.pair.buffers import joined
 from thinwire.links.security import check_host
 from thinwire.links.sockets import BURST, REFUSED, dialled_at, listen
 from thinwire.links.tcp import congestion
@@ -116,7 +117,7 @@ class Hub(station.Station):
             most = MAX_QUEUE if self._queued < MAX_QUEUED else min(FAIR, MAX_QUEUE)
             if found is None or found.queued + nbytes > most or self._linger is not None:
                 return False
-            found.queue.append(b"".join((station.DATA_BYTE, *data)))
+            found.queue.append(joined((station.DATA_BYTE, *data)))
             found.queued += nbytes + 1
             self._queued += nbytes + 1
         self._bell.ring()

@@ -15,6 +15,7 @@ from thinwire.links.hub import station
 from thinwire.links.hub.station import Event, EventKind
 from thinwire.links.metered import Traffic, wire_bytes
 from thinwire.links.names import tried
+from thinwire.links.pair.buffers import joined
 from thinwire.links.pair.reliable import LIVELY
 from thinwire.links.security import REMEDY, asks_for_token, check_host, secure_connector
 from thinwire.links.sockets import BURST, CONNECT, DIALS, REFUSALS, REFUSED, WATCHED, endpoint, is_certain
@@ -158,7 +159,7 @@ class Spoke(station.Station):
     def _take(self, data: memoryview) -> None:
         kind = data[0]
         if kind == station.DATA:
-            self._events.put(Event(EventKind.DATA, b"", bytes(data[1:]), monotonic()))
+            self._events.put(Event(EventKind.DATA, b"", joined((data[1:],)), monotonic()))
         elif kind == station.PONG and len(data) == station.ANSWER.size:
             _, sent, theirs = station.ANSWER.unpack(data)
             self.clock.add(sent, theirs, monotonic())

@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 import zmq
 
 from thinwire.links.inbox import ASLEEP, renewed
+from thinwire.links.pair.buffers import keep_freed
 from thinwire.links.sockets import IDLE, PolledSocket, open_socket
 from thinwire.types import InputError, LinkError, require
 
@@ -38,6 +39,7 @@ class Station(PolledSocket):
         self, sock: zmq.Socket[bytes], watched: int, where: str, silence: float, **more: Any
     ) -> None:
         super().__init__(sock, watched, where, **more)
+        keep_freed()
         self._silence = silence
         self._heartbeat = min(HEARTBEAT, silence / BEATS)  # seconds
         self._idle = min(IDLE, max(1, int(1000 * self._heartbeat / 2)))  # milliseconds
