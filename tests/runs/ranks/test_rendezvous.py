@@ -113,7 +113,10 @@ def test_a_rank_that_finds_nobody_gives_up_at_its_deadline(job: list[Any], tmp_p
     first, other = (
         warm().start(
             *(tmp_path / str(rank), *job, "--deadline", 4),
-            RANK=rank, WORLD_SIZE=2, MASTER_ADDR="127.0.0.1", MASTER_PORT=free_port(),
+            RANK=rank,
+            WORLD_SIZE=2,
+            MASTER_ADDR="127.0.0.1",
+            MASTER_PORT=free_port(),
         )
         for rank in range(2)
     )
