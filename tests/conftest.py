@@ -38,6 +38,12 @@ if TYPE_CHECKING:
 signal.signal(signal.SIGINT, signal.default_int_handler)
 os.environ["TERM"] = "xterm"  # some CI has a dumb one; tests of that say so themselves
 torch.set_num_threads(1)  # several processes share the cores: threads would wait for each other
+with suppress(ImportError):  # where the tests inside Flower run
+    from hypothesis import settings
+
+    # One example may take long where others compute beside it: a test says by its own settings what it needs.
+    settings.register_profile("beside others", deadline=None, max_examples=50)
+    settings.load_profile("beside others")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
