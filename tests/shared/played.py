@@ -38,3 +38,10 @@ def play(config: RunConfig) -> None:
         os._exit(7)
     else:
         raise {"link": LinkError, "input": InputError, "odd": ValueError}[error](" ".join(text))
+
+
+def filled(config: RunConfig) -> None:
+    """Fail as torch does where a card has no room left."""
+    raise RuntimeError(
+        "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capacity of 79 GiB."
+    )

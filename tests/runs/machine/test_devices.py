@@ -12,6 +12,7 @@ from thinwire.runs.machine import devices
 from thinwire.runs.machine.compute import Compute
 from thinwire.seeding import seeded
 from thinwire.types import InputError, ThinwireError
+from thinwire.uses.federated.local_training import TrainingError
 
 FULL = (
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capacity of 79.11 GiB of which "
@@ -110,6 +111,15 @@ def test_what_a_device_refuses_is_one_sentence_that_names_the_rank(
     with pytest.raises(ThinwireError, match=rf"^rank 1: .*{re.escape(told)}") as found, devices.told():
         raise error
     assert "\n" not in str(found.value) and found.value.__cause__ is error
+
+
+def test_a_full_device_is_told_of_where_training_said_it_in_its_own_words(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.delenv("RANK", raising=False)
+    with pytest.raises(devices.DeviceFull, match=r"^cuda:1 is full: 2.00 GiB more"), devices.told():
+        try:
+            raise torch.OutOfMemoryError(FULL)
+        except RuntimeError as e:
+            raise TrainingError("client 3, version 1: training raised it at local step 2") from e
 
 
 @pytest.mark.parametrize("error", [RuntimeError("shapes"), ValueError("x"), InputError("said already")])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -15,8 +16,9 @@ import pytest
 from launchers import forked, gone
 from played import LONG, Two
 
-from thinwire.runs.ranks import supervise
+from thinwire.runs.ranks import rank_main, supervise
 from thinwire.runs.ranks.launcher import LocalLauncher, _command
+from thinwire.runs.ranks.rank_main import CONFIG
 from thinwire.runs.ranks.supervise import Workers
 from thinwire.types import InputError, LinkError, ThinwireError
 from thinwire.uses.federated.run import trainer
@@ -87,6 +89,16 @@ def test_the_failure_that_tells_most_is_raised(
         workers.wait(LONG)
     assert [p.poll() is not None for p in workers.processes] == [True, True]
     assert time.monotonic() - begun < LONG
+
+
+def test_any_rank_whose_card_is_full_says_so_and_its_starter_hears_of_bad_input(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in {"RANK": "1", "WORLD_SIZE": "2", CONFIG: json.dumps(Two().to_dict())}.items():
+        monkeypatch.setenv(name, value)
+    name, text, code = rank_main._run("played:filled", "played:Two")
+    assert (name, code) == ("InputError", 2)
+    assert text.startswith("rank 1: cuda:1 is full: 2.00 GiB more were needed; take a smaller")
 
 
 def test_a_killed_rank_is_named_with_a_remedy(start: Any, tmp_path: Path) -> None:
