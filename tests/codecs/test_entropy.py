@@ -13,6 +13,7 @@ from other_device import DEVICE, Elsewhere
 
 from thinwire.codecs import DeadZone, Entropy, HardThreshold, Raw, Uniform, rans, tagged, zstd
 from thinwire.codecs.deadzone import step_for
+from thinwire.codecs.rans import rans_calls
 from thinwire.staging import put_together
 from thinwire.types import InputError, MissingExtra, Payload, PayloadError, TensorSpec
 
@@ -177,6 +178,17 @@ def test_few_codes_have_a_short_table() -> None:
     asked = symbols.asked(), rans.Asked(symbols.data, rans.Form(), 3000, 0)
     few, many = rans.compress(asked)
     assert few is not None and many is not None and few.numel() < 0.95 * many.numel()
+
+
+def test_without_a_compiler_zstandard_writes_and_both_are_read() -> None:
+    codec, x = Entropy(DeadZone(2.0)), torch.randn((8, 1024), generator=torch.Generator().manual_seed(0))
+    payload = codec.encode(x)
+    with rans_calls.without():
+        own = codec.encode(x)
+        assert torch.equal(codec.decode(payload), codec.decode(own))
+    assert torch.equal(codec.decode(own), codec.decode(payload))
+    assert int(own.parts[0][0]) == 0x80 and int(payload.parts[0][0]) == 0xC0
+    assert own.nbytes < 1.1 * payload.nbytes
 
 
 @each("level", [0, 20, -1])
