@@ -236,12 +236,14 @@ class Posts:
         require(not self._closed, LinkError, f"the exchange {self.name!r} is closed")
         if peer.mailbox.error is not None:
             raise renewed(peer.mailbox.error)
-        done = pending()
-        self._unacknowledged[done] = peer
         if at_once or len(body) <= PIECE:
-            self._hand_over(done, peer, self.tag(kind, step), body)
-        else:  # copying and its check sums take a while
-            self._sender.submit(self._hand_over, done, peer, self.tag(kind, step), body)
+            sent = peer.mailbox.send(self.tag(kind, step), body, LABEL)
+            self._unacknowledged[sent] = peer
+            sent.add_done_callback(self._acknowledged)
+            return
+        done = pending()
+        self._unacknowledged[done] = peer  # copying and its check sums take a while
+        self._sender.submit(self._hand_over, done, peer, self.tag(kind, step), body)
 
     def get(
         self,
@@ -293,6 +295,10 @@ class Posts:
             done.set_result(None)
         else:
             done.set_exception(error)  # for whoever drains
+
+    def _acknowledged(self, sent: Future[None]) -> None:
+        if sent.exception() is None:  # else it is for whoever drains
+            del self._unacknowledged[sent]
 
 
 @dataclass

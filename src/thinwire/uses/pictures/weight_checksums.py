@@ -17,6 +17,7 @@ SAMPLES = 4096  # values of a tensor that are read before each picture
 _SETTINGS = ("training", "scale", "scaling", "_active_adapter", "_disable_adapters", "merged_adapters")
 _OWN = (Tensor, nn.Parameter)  # kinds of tensors that have no others inside
 Marks = list[tuple[int, int, int]]  # of each tensor: which it is, where it lies, and how often it was changed
+Settings = list[tuple[int, str, bool | str]]  # of each module: which it is, a name, and the value or its text
 
 
 class WatchedWeights:
@@ -44,9 +45,9 @@ class WatchedWeights:
             self._bits = bits_checksum(self._model, self._but)
         return zlib.crc32(str(self._set).encode(), self._bits)
 
-    def _looked_at(self) -> tuple[Marks, str]:
+    def _looked_at(self) -> tuple[Marks, Settings]:
         """Return the marks of all tensors, and the settings: in one walk, since each call waits for it."""
-        marks, settings, but = Marks(), [], self._but
+        marks, settings, but = Marks(), Settings(), self._but
         for name, module in _walk(self._model):
             own = module.__dict__
             for kept in (own["_parameters"], own["_buffers"]):
@@ -55,10 +56,10 @@ class WatchedWeights:
                         _mark(marks, _offloaded(module, key, x) if x.is_meta else x)
             for key in _SETTINGS:
                 if key in own and (isinstance(own[key], bool) or is_setting(own[key])):
-                    settings.append((id(module), key, own[key]))
+                    settings.append((id(module), key, _kept(own[key])))
             if "processor" in own:
-                settings += [(id(module), *each) for each in _set(own)]
-        return marks, repr(settings)
+                settings += [(id(module), key, _kept(value)) for key, value in _set(own)]
+        return marks, settings
 
     def _sampled(self) -> list[int]:
         parts: dict[torch.device, list[Tensor]] = {}
@@ -97,6 +98,11 @@ def _set(own: dict[str, Any]) -> list[tuple[str, Any]]:
     """Return what a module, and the processor in it, are set to, by name."""
     both = (own, vars(own["processor"])) if hasattr(own.get("processor"), "__dict__") else (own,)
     return [(key, each[key]) for each in both for key in _SETTINGS if key in each and is_setting(each[key])]
+
+
+def _kept(value: Any) -> bool | str:
+    """Return a setting as it is now: most are true or false, and texts of all would take half of the time."""
+    return value if isinstance(value, bool) else repr(value)
 
 
 def some_of(x: Tensor) -> Tensor:
