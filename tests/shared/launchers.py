@@ -388,6 +388,9 @@ def forked(command: Sequence[str]) -> list[str]:
     return words[2:] if ours else []
 
 
+PLAIN = subprocess.Popen
+
+
 class Forked(subprocess.Popen):  # type: ignore[type-arg]
     """A rank's process, where a command starts one: a fork of it, which has imported all that already."""
 
@@ -459,7 +462,9 @@ def _become(
     streams = [os.open(f"{place}/{n}", os.O_WRONLY | os.O_CREAT | os.O_TRUNC) for n in ("stdout", "stderr")]
     for target, fd in enumerate((null, *streams)):
         os.dup2(fd, target)
-    subprocess.Popen = Forked  # type: ignore[misc]
+    for module in list(sys.modules.values()):  # torchrun has it under its own name
+        if getattr(module, "__dict__", {}).get("Popen") is PLAIN:
+            module.Popen = Forked  # type: ignore[attr-defined]
     if largest_file is not None:
         resource.setrlimit(resource.RLIMIT_FSIZE, (largest_file, resource.RLIM_INFINITY))
     code: Any = 1
