@@ -224,7 +224,6 @@ def test_a_card_and_a_cpu_make_one_picture(recipe: str) -> None:
     assert all(torch.equal(*pair) for pair in zip(here, there, strict=True))
 
 
-@cuda
 def test_a_job_that_fails_on_its_thread_is_told_and_raised() -> None:
     told = list[BaseException]()
     lane, done = SendLane(told.append), list[int]()
