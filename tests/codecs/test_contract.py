@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 
 from thinwire.codecs import REGISTRY, Cast, Codec, is_fixed_rate, parse_codec
 from thinwire.codecs.codec import FixedRate, roundtrip
+from thinwire.codecs.rans import rans_calls
 from thinwire.types import Payload, PayloadError, TensorSpec
 
 GOLDEN = Path(__file__).parents[1] / "golden"
@@ -167,6 +168,7 @@ def test_golden_bytes_decode_as_they_did(path: Path) -> None:
     stored = Payload(TensorSpec.of(x), parts)
     want = torch.tensor([float.fromhex(v) for v in record["decoded"]]).reshape(record["shape"])
     assert torch.equal(codec.decode(stored), want)
-    if record["codec"].find("Entropy") < 0 or path.name.startswith("range-coded"):
+    ranged = path.name.startswith("range-coded") and rans_calls.there()
+    if record["codec"].find("Entropy") < 0 or ranged:
         # Another version of Zstandard may compress otherwise.
         assert same(codec.encode(x), stored)

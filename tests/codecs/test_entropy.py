@@ -129,6 +129,10 @@ def by_zstandard(codec: Entropy, x: torch.Tensor) -> int:
     return sum(1 + min(p.nbytes, len(zstd.smallest(p.view(torch.uint8).numpy()))) for p in parts)
 
 
+compiled = pytest.mark.skipif(not rans_calls.there(), reason="no C compiler when thinwire was installed")
+
+
+@compiled
 @each("bits", [0.6, 1.2, 2.4, 3.7])
 def test_messages_take_no_more_than_by_zstandard(bits: float) -> None:
     """Codes of Laplacian values, whose size drifts from row to row; fewer at few bits."""
@@ -152,6 +156,7 @@ def test_small_and_repetitive_parts_take_the_shorter_frame(n: int, mean: float) 
         assert torch.equal(tagged.expand(*tagged.arrived(frames), n), data)
 
 
+@compiled
 def test_a_device_without_kernels_is_asked_once_for_all_parts() -> None:
     few, many = torch.arange(3000) ** 2 % 7, torch.arange(40_000) ** 2 % 7
     data = [p.to(torch.uint8) for p in (few, many)]
@@ -180,6 +185,7 @@ def test_few_codes_have_a_short_table() -> None:
     assert few is not None and many is not None and few.numel() < 0.95 * many.numel()
 
 
+@compiled
 def test_without_a_compiler_zstandard_writes_and_both_are_read() -> None:
     codec, x = Entropy(DeadZone(2.0)), torch.randn((8, 1024), generator=torch.Generator().manual_seed(0))
     payload = codec.encode(x)
