@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -41,8 +41,18 @@ def synchroniser_of(
     Every rank calls this with the same method and plan, and parameters of the same names and shapes.
     """
     if isinstance(method, Differences):
-        return LocalSteps(_fragments(method, parameters, network, plan))
+        return difference_synchroniser(method, [parameters], network, plan)
     return gradient_synchroniser(method, FlatParameters(parameters), network, plan)
+
+
+def difference_synchroniser(
+    method: Differences,
+    groups: Sequence[Mapping[str, Tensor]],
+    network: Network,
+    plan: Adaptation | None = None,
+) -> LocalSteps:
+    """Return what exchanges the differences of parameters; those of a group are cut and coded together."""
+    return LocalSteps(_fragments(method, groups, network, plan))
 
 
 def gradient_synchroniser(
@@ -65,11 +75,12 @@ def gradient_synchroniser(
 
 def _fragments(
     method: Differences,
-    parameters: Mapping[str, Tensor],
+    groups: Sequence[Mapping[str, Tensor]],
     network: Network,
     plan: Adaptation | None,
 ) -> list[Fragment]:
-    parts, fragments, tally = cut(parameters, method.fragments), [], ReplicaTally()
+    parts = [part for group in groups for part in cut(group, method.fragments)]
+    fragments, tally = [], ReplicaTally()
     for k, part in enumerate(parts):
         flat = FlatParameters(part)
         transport, coder = _ends(

@@ -59,10 +59,12 @@ class Differences(Spec):
     - ``alpha``: share of a replica's own parameters in what it goes on with, where a result is late. Without
       it, a replica goes on from the shared parameters plus its own steps since it sent;
     - ``keep``: a replica keeps what it could not send in its own parameters, instead of in error feedback;
+    - ``visible``: only what changes the shared parameters in this dtype is sent of a difference, and the rest
+      is added to the next one;
     - ``fragments``: parts of the parameters that are exchanged in turn, ``every / fragments`` steps apart.
 
     Source: DiLoCo (arXiv 2311.08105), Streaming DiLoCo (arXiv 2501.18512), SparseLoCo (arXiv 2508.15706).
-    The rule without ``alpha`` is ours.
+    ``visible`` as PULSELoCo (arXiv 2602.03839). The rule without ``alpha`` is ours.
     """
 
     scheme: Scheme = field(default_factory=Scheme)
@@ -72,6 +74,7 @@ class Differences(Spec):
     momentum: float = 0.0
     alpha: float | None = None
     keep: bool = False
+    visible: str | None = None
     fragments: int = 1
 
     def __post_init__(self) -> None:
@@ -84,6 +87,9 @@ class Differences(Spec):
         _within("alpha", self.alpha or 0, 0, 1)
         alone = not self.keep or (self.alpha is None and isinstance(self.scheme.memory, NoMemory))
         require(alone, InputError, "keep=True goes with NoMemory and without alpha; drop one of them")
+        text = f"visible={self.visible!r} is not bfloat16 or float16, without keep and alpha"
+        low = self.visible in ("bfloat16", "float16") and not self.keep and self.alpha is None
+        require(self.visible is None or low, InputError, text)
         _within("fragments", self.fragments, 1, self.every)
 
 

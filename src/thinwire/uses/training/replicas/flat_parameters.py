@@ -56,6 +56,11 @@ class FlatParameters:
         return hashlib.blake2b(json.dumps([self.described, self.shape]).encode(), digest_size=16).hexdigest()
 
     @property
+    def is_exact(self) -> bool:
+        """Whether the parameters hold what is written into them to the bit."""
+        return all(p.dtype in (torch.float32, torch.complex64) for p in self._parameters.values())
+
+    @property
     def described(self) -> dict[str, str]:
         """Return shape and dtype of each parameter, as text."""
         return {name: f"{list(p.shape)} {p.dtype}" for name, p in self._parameters.items()}

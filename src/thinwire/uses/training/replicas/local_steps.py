@@ -29,9 +29,11 @@ class Fragment:
         self._coder, self._method, self._next = coder, method, first
         self._shared = flat.parameters()
         self._sent: Tensor | None = None  # this replica's parameters when it sent, while that is under way
+        self._owed: Tensor | None = None  # what this replica trained beside what its parameters show
         self._momentum: Tensor | None = None
         self._due = 0  # the step after which what is under way is applied
         self._last = 0  # the step after which was sent
+        self.moved = 0  # how often the parameters were written
 
     def exchange(self, step: int) -> None:
         """Apply what is due after ``step`` local steps, and send what is due."""
@@ -45,10 +47,21 @@ class Fragment:
     def send(self, step: int) -> None:
         """Send how far the parameters are from the shared ones."""
         own = self.flat.parameters()
-        self.transport.post(self._coder.encode(own - self._shared, self.controller.codec))
+        difference = self._trained(own) - self._shared
+        if not self._method.keep:  # what is dropped is kept by the coder, or here
+            difference, self._owed = self._shown(difference)
+        self.transport.post(self._coder.encode(difference, self.controller.codec))
         self._sent, self._last = own, step
         self._due = step + min(self.controller.staleness, self.controller.local_steps)
         self._next = step + self.controller.local_steps
+
+    def _shown(self, difference: Tensor) -> tuple[Tensor, Tensor | None]:
+        """Return what of a difference is sent, and what is left."""
+        if self._method.visible is None:
+            return difference, None
+        low = getattr(torch, self._method.visible)
+        left = (self._shared + difference).to(low) == self._shared.to(low)
+        return difference.masked_fill(left, 0.0), difference * left
 
     def land(self) -> None:
         """Move the shared parameters by what is under way, if anything is, and go on from them.
@@ -64,14 +77,15 @@ class Fragment:
         mean, said = self._coder.mean_and_own(arrived, self._method.keep)
         step = self._method.rate * self._outer(mean)
         self._shared.add_(step)
-        self.flat.put_parameters(self._onward(step, sent, said))
+        onward = self._onward(step, sent, said)
+        self._put(onward, onward if self._method.keep else self._trained(onward))
         self._sent = None
 
     def _onward(self, step: Tensor, sent: Tensor, said: Tensor) -> Tensor:
         """Return the parameters from which this replica goes on, the shared ones having moved by ``step``."""
         own, method = self.flat.parameters(), self._method
         if method.keep:
-            return own + (step - said)
+            return self._trained(own) + (step - said)
         if method.alpha is not None:
             return torch.lerp(self._shared, own, method.alpha)
         return self._shared + (own - sent)
@@ -89,6 +103,27 @@ class Fragment:
         if step > self._last:
             self.send(step)
 
+    def is_due(self, step: int) -> bool:
+        """Say whether ``step`` local steps are followed by a message."""
+        return step >= self._next
+
+    def settle(self) -> None:
+        """Leave the shared parameters in the model, and owe the others what it had beside them."""
+        self._put(self._shared, onward=self._trained(self.flat.parameters()))
+
+    def _trained(self, own: Tensor) -> Tensor:
+        """Return what this replica has trained, whose parameters are ``own``, with what these do not show."""
+        return own if self._owed is None else own + self._owed
+
+    def _put(self, flat: Tensor, onward: Tensor) -> None:
+        """Write ``flat`` into the parameters, of a replica that goes on from ``onward``."""
+        self.flat.put_parameters(flat)
+        self.moved += 1
+        if onward is flat and self.flat.is_exact:
+            self._owed = None
+        else:
+            self._owed = onward - self.flat.parameters()
+
     def swap(self) -> Tensor:
         """Put the shared parameters into the model; return what was there."""
         own = self.flat.parameters()
@@ -102,6 +137,8 @@ class Fragment:
         state |= self.flat.named(self._shared, "shared.")
         if self._momentum is not None:
             state |= self.flat.named(self._momentum, "momentum.")
+        if self._owed is not None:
+            state |= self.flat.named(self._owed, "owed.")
         return state | self._coder.state_dict(self.flat)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -110,6 +147,8 @@ class Fragment:
         self._shared = self.flat.saved(state, "shared.")
         if any(name.startswith("momentum.") for name in state):
             self._momentum = self.flat.saved(state, "momentum.")
+        if any(name.startswith("owed.") for name in state):
+            self._owed = self.flat.saved(state, "owed.")
         self._coder.load_state_dict(self.flat, state)
 
 
@@ -144,6 +183,25 @@ class LocalSteps(Synchroniser):
         for fragment in self._fragments:
             fragment.swap()
 
+    @property
+    def is_due(self) -> bool:
+        """Whether the next step is followed by a message."""
+        return any(fragment.is_due(self._steps + 1) for fragment in self._fragments)
+
+    @property
+    def moved(self) -> int:
+        """How often exchanges have moved parameters."""
+        return sum(fragment.moved for fragment in self._fragments)
+
+    def gather(self) -> None:
+        """Exchange all that was trained, and leave the shared parameters in the model to go on from."""
+        self.drain(_nothing)
+        for fragment in self._fragments:
+            fragment.flush(self._steps)
+        for fragment in self._fragments:
+            fragment.land()
+            fragment.settle()
+
     @contextmanager
     def shared(self) -> Iterator[None]:
         own = [fragment.swap() for fragment in self._fragments]
@@ -161,3 +219,7 @@ class LocalSteps(Synchroniser):
         self._steps = int(state["steps"])
         for k, fragment in enumerate(self._fragments):
             fragment.load_state_dict(under(state, f"{k}."))
+
+
+def _nothing() -> None:
+    """What a local step leaves to apply."""

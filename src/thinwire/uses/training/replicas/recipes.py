@@ -14,7 +14,7 @@ from typing import Annotated
 from thinwire.channels.channel import Scheme
 from thinwire.channels.memory import ErrorFeedback
 from thinwire.choosing.registry import Parameter, Recipe, Registry
-from thinwire.codecs import ChunkTopK, Codec, DeadZone, Entropy, InTurn, TopK, Uniform
+from thinwire.codecs import ChunkTopK, Codec, DeadZone, Entropy, HardThreshold, InTurn, TopK, Uniform
 from thinwire.codecs.deadzone import step_for
 from thinwire.uses.training.replicas.choosing.auto import Auto
 from thinwire.uses.training.replicas.choosing.deco import Deco
@@ -46,6 +46,7 @@ RATE = Parameter("the rate of the outer optimiser", 0.01, 10, whole=False)
 MOMENTUM = Parameter("the momentum of the outer optimiser", 0, 0.999, whole=False)
 DECAY = Parameter("how much of what was dropped is kept for later", 0, 1, whole=False)
 ACCURACY = Parameter("the accuracy of a difference, in bits of a direct code", 0.5, 8, whole=False)
+SMALLEST = 1e-45  # the least magnitude of float32 above zero
 PERIOD = Parameter("how many steps lie between two decisions", 1, 10_000)
 
 
@@ -140,6 +141,23 @@ def sparseloco(
     """
     codec = ChunkTopK(ratio, values=Uniform(bits, group=32))
     return {EXCHANGE: Differences(_fed_back(codec, decay), every, rate=rate)}
+
+
+@REPLICAS.register(
+    "pulseloco", "As diloco, what bfloat16 sees of the differences.", "PULSELoCo, arXiv 2602.03839"
+)
+def pulseloco(
+    every: Annotated[int, EVERY] = 30,
+    rate: Annotated[float, RATE] = 0.7,
+    momentum: Annotated[float, MOMENTUM] = 0.9,
+) -> Made:
+    """Send the differences that change the parameters in bfloat16, in fp32; the rest goes with later ones.
+
+    Source: what the forward pass does not see is kept in error feedback, on DiLoCo's differences in fp32
+    [quoted: abstract]. Rate and momentum are DiLoCo's [memory], 30 steps and the coding of positions ours.
+    """
+    scheme = Scheme(Entropy(HardThreshold(SMALLEST)))
+    return {EXCHANGE: Differences(scheme, every, rate=rate, momentum=momentum, visible="bfloat16")}
 
 
 @REPLICAS.register(
