@@ -55,6 +55,18 @@ def addresses(host: str, port: int = 0, timeout: float = RESOLVE) -> list[Info]:
     return [info for row in zip_longest(*kinds.values()) for info in row if info is not None][:MOST]
 
 
+def own_address(host: str, port: int) -> str | None:
+    """Return this machine's address on the way to ``host``; None where there is no route."""
+    for family, _, _, _, address in resolve(host, port):
+        with socket.socket(family, socket.SOCK_DGRAM) as s:
+            try:
+                s.connect(address)  # sends nothing
+            except OSError:
+                continue
+            return str(s.getsockname()[0])
+    return None
+
+
 def reach(host: str, port: int, timeout: float) -> socket.socket:
     """Return a connection to whichever of a host's addresses answers first, within ``timeout`` seconds.
 

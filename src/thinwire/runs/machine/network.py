@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from thinwire.links.address import shown
-from thinwire.links.names import interface_names, resolve
+from thinwire.links.names import interface_names, own_address, resolve
 from thinwire.links.security import mechanism, read_greeting
 from thinwire.links.tcp.congestion import IDLE, KEEPING
 from thinwire.types import AuthError, InputError, LinkError, require
@@ -73,15 +73,10 @@ def _ipv6() -> list[Interface]:
 
 def way_out(host: str, port: int) -> Interface | None:
     """Return the interface and address that packets to ``host`` leave by; None where there is no route."""
-    for family, _, _, _, address in resolve(host, port):
-        with socket.socket(family, socket.SOCK_DGRAM) as s:
-            try:
-                s.connect(address)  # sends nothing
-            except OSError:
-                continue
-            own = s.getsockname()[0]
-        return next((i for i in interfaces() if i.address == own), Interface("loopback", own))
-    return None
+    own = own_address(host, port)
+    if own is None:
+        return None
+    return next((i for i in interfaces() if i.address == own), Interface("loopback", own))
 
 
 def tcp_settings() -> dict[str, str]:
