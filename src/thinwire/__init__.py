@@ -34,6 +34,10 @@ if TYPE_CHECKING:
     from thinwire.uses.pictures.expert_parallel.recipes import spread_experts
     from thinwire.uses.training.pipeline.compressed_stage import CompressedStage
     from thinwire.uses.training.pipeline.recipes import Recipe, parse_recipe
+    from thinwire.uses.training.replicas.loop.lightning_callback import local_steps_lightning
+    from thinwire.uses.training.replicas.loop.meeting import meet
+    from thinwire.uses.training.replicas.loop.script import local_steps
+    from thinwire.uses.training.replicas.loop.trainer_callback import local_steps_callback
     from thinwire.uses.training.replicas.script import replicate
 
 __version__ = "0.1.0"
@@ -51,6 +55,10 @@ _HOMES = {
     "links": ("LinkShape", "connect_mesh", "read_token"),
     "uses.pictures.context_parallel.recipes": ("parallel",),
     "uses.pictures.expert_parallel.recipes": ("spread_experts",),
+    "uses.training.replicas.loop.meeting": ("meet",),
+    "uses.training.replicas.loop.lightning_callback": ("local_steps_lightning",),
+    "uses.training.replicas.loop.script": ("local_steps",),
+    "uses.training.replicas.loop.trainer_callback": ("local_steps_callback",),
     "uses.training.replicas.script": ("replicate",),
     "uses.training.pipeline.recipes": ("Recipe", "parse_recipe"),
     "state.patches.patch": ("Version",),
@@ -93,6 +101,10 @@ __all__ = [
     "__version__",
     "connect_mesh",
     "federated",
+    "local_steps",
+    "local_steps_callback",
+    "local_steps_lightning",
+    "meet",
     "models",
     "parallel",
     "parse_recipe",
