@@ -48,14 +48,14 @@ def meet(
     """
     require(replicas > 0, InputError, f"replicas={replicas}; give how many there are, this one included")
     require(0 <= rank < replicas, InputError, f"rank {rank} is not one of 0 to {replicas - 1}")
-    name, port = parse_address(address)
-    text = f"{address!r} has no port; give the HOST:PORT at which replica 0 listens"
-    require(port is not None, InputError, text)
     if replicas == 1:
         return {}
     end, options = time.monotonic() + patience, {"deadline": 60.0, "connect_timeout": patience} | options
     if relay:
         return connect_mesh(rank, replicas, None, token=token, relay=address, **options)
+    name, port = parse_address(address)
+    text = f"{address!r} has no port; give the HOST:PORT at which replica 0 listens"
+    require(port is not None, InputError, text)
     own = host or _own_address(name, int(port or 0))
     store = _store(name, int(port or 0), rank, replicas, end)
     options["connect_timeout"] = max(1.0, end - time.monotonic())
