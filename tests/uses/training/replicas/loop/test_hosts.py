@@ -17,6 +17,12 @@ EXAMPLES = Path(__file__).parents[5] / "examples/loops"
 KINDS = ["fsdp", "fsdp thinwire", "tensor parallel", "ddp", "ddp auto"]
 HOSTS = {"any_loop": "torch", "with_accelerate": "accelerate", "with_trainer": "transformers"}
 HOSTS |= {"with_lightning": "lightning"}
+QUIET = """
+import runpy, sys, warnings
+warnings.simplefilter("ignore")  # what the hosts warn of is theirs
+del sys.argv[0]
+runpy.run_path(sys.argv[0], run_name="__main__")
+"""
 LONG = 240.0  # seconds; a limit, not an expectation
 
 
@@ -43,7 +49,10 @@ def test_an_example_ends_with_the_same_weights_at_both_sites(name: str, tmp_path
     assert len(script.read_text().splitlines()) <= 40
     address = f"127.0.0.1:{free_port()}"
     needs = [HOSTS[name], "thinwire:local_steps"]
-    sites = [warm().python(tmp_path / str(rank), script, address, rank, needs=needs) for rank in range(2)]
+    sites = [
+        warm().python(tmp_path / str(rank), "-c", QUIET, script, address, rank, needs=needs)
+        for rank in range(2)
+    ]
     assert [site.wait(LONG) for site in sites] == [0, 0], sites[0].said[-3000:]
     losses, weights = zip(
         *(re.findall(r"loss ([\d.]+), weights (\S+)", site.out)[0] for site in sites), strict=True
