@@ -520,8 +520,9 @@ def broadcast_the_rest(ddp: DistributedDataParallel) -> None:
 def statistics(ddp: DistributedDataParallel) -> list[Tensor]:
     """Return the running means and variances of the model's norms."""
     left_out = set(ddp.parameters_to_ignore)
-    return [
-        x
-        for name, x in ddp.module.named_buffers()
-        if name.rpartition(".")[2] in STATISTICS and x.is_floating_point() and name not in left_out
-    ]
+    return [x for name, x in ddp.module.named_buffers() if is_statistic(name, x) and name not in left_out]
+
+
+def is_statistic(name: str, buffer: Tensor) -> bool:
+    """Say whether a buffer of this name is the running mean or variance of a norm."""
+    return name.rpartition(".")[2] in STATISTICS and buffer.is_floating_point()

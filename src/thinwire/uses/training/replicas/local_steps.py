@@ -172,11 +172,7 @@ class LocalSteps(Synchroniser):
         self._pause()
 
     def finish(self, apply: Apply) -> None:
-        self.drain(apply)
-        for fragment in self._fragments:
-            fragment.flush(self._steps)
-        for fragment in self._fragments:
-            fragment.land()
+        self._flush()
         self.settle()
 
     def settle(self) -> None:
@@ -195,12 +191,17 @@ class LocalSteps(Synchroniser):
 
     def gather(self) -> None:
         """Exchange all that was trained, and leave the shared parameters in the model to go on from."""
-        self.drain(_nothing)
+        self._flush()
+        for fragment in self._fragments:
+            fragment.settle()
+
+    def _flush(self) -> None:
+        """Exchange what is under way, and then all that was trained since."""
+        self.drain(nothing)
         for fragment in self._fragments:
             fragment.flush(self._steps)
         for fragment in self._fragments:
             fragment.land()
-            fragment.settle()
 
     @contextmanager
     def shared(self) -> Iterator[None]:
@@ -221,5 +222,5 @@ class LocalSteps(Synchroniser):
             fragment.load_state_dict(under(state, f"{k}."))
 
 
-def _nothing() -> None:
-    """What a local step leaves to apply."""
+def nothing() -> None:
+    """Apply nothing: a local step is taken at once, and leaves nothing to apply."""

@@ -42,6 +42,11 @@ class Network:
     deadline: float = 60.0
 
 
+def place_among(peers: Mapping[int, Peer]) -> int:
+    """Return the rank that ``peers``, links to all others, leave out."""
+    return next(rank for rank in range(len(peers) + 1) if rank not in peers)
+
+
 def over_mesh(
     rank: int, peers: Mapping[int, Peer], ranks: Iterable[int] | None = None, deadline: float = 60.0
 ) -> Network:

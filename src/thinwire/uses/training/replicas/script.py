@@ -32,7 +32,7 @@ from thinwire.uses.training.replicas.ddp_hook import (
 from thinwire.uses.training.replicas.ddp_site import DdpSite, SiteLeader, SiteMember
 from thinwire.uses.training.replicas.exchange_methods import AllReduce, Differences, Gradients, Method
 from thinwire.uses.training.replicas.flat_parameters import FlatParameters
-from thinwire.uses.training.replicas.networks import Network, over_group, over_mesh
+from thinwire.uses.training.replicas.networks import Network, over_group, over_mesh, place_among
 from thinwire.uses.training.replicas.power_sgd import PowerReplicated, PowerSgd
 from thinwire.uses.training.replicas.recipes import EXCHANGE, parse_replica_recipe
 
@@ -161,7 +161,7 @@ def _origin(
 ) -> Origin:
     rank, ranks = ddp.process_group.rank(), ddp.process_group.size()
     if site and peers is not None:
-        rank, ranks = _place(peers, len(peers) + 1), len(peers) + 1
+        rank, ranks = place_among(peers), len(peers) + 1
     return Origin(rank, ranks, recipe, described)
 
 
@@ -249,7 +249,7 @@ def _network(
             f"{len(peers)} peers are not the {many - 1} other replicas; connect all ranks of DDP, no others"
         )
         require(len(peers) == many - 1, InputError, wrong)
-        return over_mesh(_place(peers, many), peers, deadline=deadline)
+        return over_mesh(place_among(peers), peers, deadline=deadline)
     wrong = f"a group of {group.size()} ranks is not DDP's {many}; make one of all by new_group"
     require(group.size() == many, InputError, wrong)
     wrong = "DDP's own group is taken; make another for the hook by new_group(backend='gloo')"
@@ -260,8 +260,3 @@ def _network(
     wrong = "this recipe follows the link, of which a torch group tells nothing"
     require(policy is None, InputError, f"{wrong}; give peers of connect_mesh, or choose dd-ef-sgd or topk")
     return over_group(group, method.scheme, flat, deadline)
-
-
-def _place(peers: Mapping[int, Peer], many: int) -> int:
-    """Return the rank that ``peers`` leave out."""
-    return next(rank for rank in range(many) if rank not in peers)

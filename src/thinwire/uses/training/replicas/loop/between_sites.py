@@ -8,7 +8,7 @@ from typing import Protocol
 
 from torch import Tensor, nn
 
-from thinwire.uses.training.replicas.local_steps import LocalSteps
+from thinwire.uses.training.replicas.local_steps import LocalSteps, nothing
 from thinwire.uses.training.replicas.loop.inside_site import ENDED, MOVED, STAYED, InsideSite
 from thinwire.uses.training.replicas.loop.shared_buffers import SharedBuffers, buffers_of
 
@@ -62,7 +62,7 @@ class Exchanging:
 
     def step(self) -> None:
         with self._telling(self._held):
-            self._synchroniser.step(_nothing)
+            self._synchroniser.step(nothing)
 
     def gather(self) -> None:
         with self._telling([*self._held, *buffers_of(self._buffers.model)]):
@@ -78,7 +78,7 @@ class Exchanging:
 
     def state_dict(self) -> dict[str, Tensor]:
         with self._telling(self._held):
-            self._synchroniser.drain(_nothing)
+            self._synchroniser.drain(nothing)
         return self._synchroniser.state_dict()
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
@@ -133,7 +133,3 @@ class Led:
 
     def close(self) -> None:
         pass
-
-
-def _nothing() -> None:
-    """What is left to do where the optimiser has stepped."""

@@ -20,7 +20,7 @@ from thinwire.uses.training.replicas.loop.replica_start import Start, agree
 from thinwire.uses.training.replicas.loop.shared_buffers import SharedBuffers
 from thinwire.uses.training.replicas.loop.shared_training import SharedTraining
 from thinwire.uses.training.replicas.loop.stepped import SteppedModel, plain, stepped_by
-from thinwire.uses.training.replicas.networks import over_mesh
+from thinwire.uses.training.replicas.networks import over_mesh, place_among
 from thinwire.uses.training.replicas.recipes import EXCHANGE, parse_replica_recipe
 
 
@@ -91,7 +91,7 @@ def _exchanging(
 ) -> SharedTraining:
     """Return what exchanges with the peers, once all have said that they begin alike."""
     require(len(peers) > 0, InputError, "there is nobody to train with; give peers of thinwire.meet")
-    rank, ranks = next(r for r in range(len(peers) + 1) if r not in peers), len(peers) + 1
+    rank, ranks = place_among(peers), len(peers) + 1
     what = f"{method} {policy}" if policy else str(method)
     network = over_mesh(rank, peers, deadline=deadline)
     start = Start.of(stepped, what, ranks)

@@ -8,9 +8,8 @@ from torch.distributed.tensor import DTensor
 
 from thinwire.staging import to_host
 from thinwire.types import PayloadError, require
+from thinwire.uses.training.replicas.ddp_hook import is_statistic
 from thinwire.uses.training.replicas.networks import Network
-
-STATISTICS = ("running_mean", "running_var")  # what torch's norms, and those after them, call their buffers
 
 
 class SharedBuffers:
@@ -57,8 +56,7 @@ class SharedBuffers:
         averaged: list[Tensor] = []
         others: list[Tensor] = []
         for (name, _), x in zip(self.model.named_buffers(), buffers_of(self.model), strict=True):
-            is_one = name.rpartition(".")[2] in STATISTICS and x.is_floating_point()
-            (averaged if is_one else others).append(x)
+            (averaged if is_statistic(name, x) else others).append(x)
         return averaged, others
 
 

@@ -94,9 +94,7 @@ class SharedTraining:
         self.close()
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
-        require(
-            not self._failed, InputError, "an exchange has failed, and replicas are apart; start them again"
-        )
+        self._check_together()
         with self._failing(), torch.no_grad():
             if self._between.is_due:
                 self._stepped.check()
@@ -114,6 +112,8 @@ class SharedTraining:
 
     def _check_open(self, what: str) -> None:
         require(not self._closed, InputError, f"this training is closed; {what} before close")
-        require(
-            not self._failed, InputError, "an exchange has failed, and replicas are apart; start them again"
-        )
+        self._check_together()
+
+    def _check_together(self) -> None:
+        text = "an exchange has failed, and replicas are apart; start them again"
+        require(not self._failed, InputError, text)
