@@ -10,9 +10,10 @@ import threading
 from contextlib import ExitStack, suppress
 from ipaddress import ip_address
 from itertools import zip_longest
-from time import monotonic
+from time import monotonic, sleep
 
 RESOLVE, LOOKUP = 10.0, 3.0  # seconds; the latter before a dial, which is made anew until a name is known
+ATTEMPT = 3.0  # seconds that one try to find somebody listening may take
 EYEBALLS = 0.25  # seconds until the next address of a name is tried too
 MOST = 8  # addresses
 Info = tuple[socket.AddressFamily, socket.SocketKind, int, str, tuple[str, int]]
@@ -65,6 +66,22 @@ def own_address(host: str, port: int) -> str | None:
                 continue
             return str(s.getsockname()[0])
     return None
+
+
+def await_answer(host: str, port: int, end: float, pause: float) -> None:
+    """Wait until somebody listens there: torch's own wait hears no Ctrl-C and ends in a trace.
+
+    ``end``: by ``monotonic``; ``pause``: seconds between two tries. Errors: the last ``OSError``.
+    """
+    while True:
+        try:  # briefly: where packets are dropped, the kernel's own tries come ever more rarely
+            reach(host, port, min(ATTEMPT, max(pause, end - monotonic()))).close()
+        except OSError:
+            if monotonic() + pause > end:
+                raise
+        else:
+            return
+        sleep(pause)
 
 
 def reach(host: str, port: int, timeout: float) -> socket.socket:

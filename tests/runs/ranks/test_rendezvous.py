@@ -13,6 +13,7 @@ import pytest
 from launchers import free_port, sentence, until, warm
 from texts import write_text
 
+from thinwire.links import names
 from thinwire.runs.ranks import rendezvous
 from thinwire.runs.ranks.rendezvous import telling, under_torchrun
 from thinwire.types import InputError
@@ -145,7 +146,7 @@ def test_a_rank_that_waits_asks_often_where_nothing_answers(monkeypatch):
             raise TimeoutError("timed out")
         return socket.socket()
 
-    monkeypatch.setattr(rendezvous, "reach", silent)
+    monkeypatch.setattr(names, "reach", silent)
     monkeypatch.setenv("MASTER_ADDR", "192.0.2.1")
     monkeypatch.setenv("MASTER_PORT", "29500")
     rendezvous._await_answer(TrainConfig(deadline=180.0), 1)

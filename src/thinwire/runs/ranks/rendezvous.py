@@ -17,7 +17,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING
 
 from thinwire.links.address import shown
-from thinwire.links.names import interface_names, reach
+from thinwire.links.names import await_answer, interface_names
 from thinwire.links.security import is_loopback
 from thinwire.runs.machine.network import check_own
 from thinwire.runs.ranks.run_config import RunConfig
@@ -28,7 +28,6 @@ if TYPE_CHECKING:
 
 PATIENCE = 5.0  # seconds before a wait says what it is for
 POLL = 0.2  # seconds
-ATTEMPT = 3.0  # seconds
 MASTER = ("MASTER_ADDR", "MASTER_PORT")
 _runs = itertools.count()  # of this process: all ranks of a comparison count alike
 
@@ -159,23 +158,15 @@ def _store(config: RunConfig, rank: int, size: int, wait: timedelta) -> dist.Sto
 
 
 def _await_answer(config: RunConfig, rank: int) -> None:
-    """Wait until somebody listens there: torch's own wait hears no Ctrl-C and ends in a trace."""
-    end = time.monotonic() + config.deadline
+    """Wait until rank 0 listens."""
     host, port = (os.environ[name] for name in MASTER)
-    while True:
-        try:
-            # Briefly: where packets are dropped, the kernel's own tries come ever more rarely.
-            left = max(POLL, end - time.monotonic())
-            reach(host, int(port), min(ATTEMPT, left)).close()
-        except OSError as e:
-            if time.monotonic() + POLL > end:
-                raise LinkError(
-                    f"rank {rank} found nobody at {shown(host, int(port))} for {config.deadline:g} s "
-                    f"({e.strerror or e}); start rank 0, or correct the address"
-                ) from e
-        else:
-            return
-        time.sleep(POLL)
+    try:
+        await_answer(host, int(port), time.monotonic() + config.deadline, POLL)
+    except OSError as e:
+        raise LinkError(
+            f"rank {rank} found nobody at {shown(host, int(port))} for {config.deadline:g} s "
+            f"({e.strerror or e}); start rank 0, or correct the address"
+        ) from e
 
 
 @contextlib.contextmanager

@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING, Any
 from thinwire.collectives import MeshExchange
 from thinwire.links.address import parse_address, shown
 from thinwire.links.mesh import Peer, connect_mesh
-from thinwire.links.names import own_address, reach
+from thinwire.links.names import await_answer, own_address
 from thinwire.types import InputError, LinkError, require
 
 if TYPE_CHECKING:
     import torch.distributed as dist
 
 POLL = 0.5  # seconds
-ATTEMPT = 3.0  # seconds that one try to connect may take
 
 
 def meet(
@@ -79,7 +78,11 @@ def _store(name: str, port: int, rank: int, replicas: int, end: float) -> dist.S
     import torch.distributed as dist
 
     if rank:
-        _await_answer(name, port, end)
+        try:
+            await_answer(name, port, end, POLL)
+        except OSError as e:
+            text = f"nobody answers at {shown(name, port)} ({e.strerror or e})"
+            raise LinkError(f"{text}; start replica 0, or correct the address") from e
     left = timedelta(seconds=max(1.0, end - time.monotonic()))
     try:
         at = name if rank else "127.0.0.1"  # a router may not lead back to what is behind it
@@ -88,18 +91,3 @@ def _store(name: str, port: int, rank: int, replicas: int, end: float) -> dist.S
         why = " ".join(str(e).split())[:200]
         text = f"replica {rank} could not meet the others at {shown(name, port)} ({why})"
         raise LinkError(f"{text}; correct the address, or free the port") from e
-
-
-def _await_answer(name: str, port: int, end: float) -> None:
-    """Wait until replica 0 listens: torch's own wait hears no Ctrl-C and ends in a trace."""
-    while True:
-        try:
-            reach(name, port, min(ATTEMPT, max(POLL, end - time.monotonic()))).close()
-        except OSError as e:
-            text = f"nobody answers at {shown(name, port)} ({e.strerror or e})"
-            require(
-                time.monotonic() + POLL < end, LinkError, f"{text}; start replica 0, or correct the address"
-            )
-            time.sleep(POLL)
-        else:
-            return
