@@ -84,6 +84,12 @@ def edge_of(bins: tl.tensor, sample: tl.tensor, lows: tl.tensor, rounds: tl.cons
 
 
 @triton.jit
+def key_of(score: tl.tensor, at: tl.tensor, there: tl.tensor) -> tl.tensor:
+    """Return the scores of tiles, int32, as bits that without a sign are ordered as they are."""
+    return tl.load(score + at, mask=there, other=0) ^ (-(1 << 31))
+
+
+@triton.jit
 def byte_counted(
     score: tl.tensor,
     bins: tl.tensor,
@@ -95,7 +101,7 @@ def byte_counted(
     """Add up how many tiles have each value of a byte, of those whose bytes before are the edge's."""
     sample = tl.program_id(1)
     i = tl.program_id(0) * size + tl.arange(0, size)
-    key = tl.load(score + sample * per + i, mask=i < per, other=0) ^ (-(1 << 31))
+    key = key_of(score, sample * per + i, i < per)
     mine = i < per
     if byte > 0:
         edge, _ = edge_of(bins, sample, lows, byte)
@@ -118,7 +124,7 @@ def compared(
     """Store 1 for a tile whose score is the edge's."""
     sample = tl.program_id(1)
     i = tl.program_id(0) * size + tl.arange(0, size)
-    key = tl.load(score + sample * per + i, mask=i < per, other=0) ^ (-(1 << 31))
+    key = key_of(score, sample * per + i, i < per)
     edge, _ = edge_of(bins, sample, lows, 4)
     tl.store(order + sample * per + i, (key == edge).to(tl.int32), mask=i < per)
 
