@@ -28,19 +28,8 @@ HEAD = 6  # bytes of a head, at most
 REPEATED = 32  # where one byte in so many repeats others, Zstandard is tried
 AS_IT_IS, PACKED = 0, 1  # how symbols lie in a part; from 2 on, as the bytes of values of so many
 __all__ = [
-    *("AS_IT_IS", "HEAD", "PACKED", "STREAM"),
-    *(
-        "Asked",
-        "Form",
-        "Frame",
-        "at_home",
-        "compress",
-        "decompress",
-        "form_of",
-        "opened",
-        "quick",
-        "repeated",
-    ),
+    *("AS_IT_IS", "HEAD", "PACKED", "STREAM", "Asked", "Form", "Frame"),
+    *("at_home", "compress", "decompress", "form_of", "opened", "quick", "repeated"),
 ]
 
 

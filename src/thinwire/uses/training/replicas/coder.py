@@ -37,9 +37,7 @@ from thinwire.uses.training.replicas.transport import Arrived, Coded, CodedMessa
 from thinwire.verdicts import Verdicts, deferred
 
 BLOCK = 1 << 22  # values of a packet: what coding holds in memory beside all values is a few times as much
-TOGETHER = (
-    8  # times as many from a card, where it does not matter where a packet ends: it starts fewer kernels
-)
+TOGETHER = 8  # packets in one of a card, where it does not matter where one ends: it starts fewer kernels
 STAGED = 3 << 26  # bytes that cross between device and host in one copy; of more, several are made
 Found = tuple[int, Verdicts]  # about a packet of which rank, and what
 Part = tuple[slice, Tensor, Verdicts]  # segments, their values, and what is found about these
