@@ -45,7 +45,7 @@ def knocking(port: int, token: bytes | None, shape: LinkShape | None = None) -> 
     """Return a peer that the listener has answered: at once, or when it has left the one before."""
     end = monotonic() + LONG
     while True:
-        link = ZmqLink.connect(linktest.NAME, HERE, port, token=token, max_message=1 << 18)
+        link = ZmqLink.connect(linktest.NAME, HERE, port, token=token, max_message=linktest.MAX_SEGMENT)
         peer = linktest.stack(0, link, shape or LinkShape(), 0, LONG, LONG)
         try:
             peer.reliable.wait_alive(LONG)
