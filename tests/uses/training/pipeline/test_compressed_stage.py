@@ -1,6 +1,7 @@
 """The stage against torch's own: conformance for every schedule, and what only ours can do."""
 
 import threading
+from time import monotonic, sleep
 from types import SimpleNamespace
 
 import pytest
@@ -28,6 +29,7 @@ def conform(rank, world, port, schedule):
             toy = Toy(rank, world, schedule, peers, recipe)
             out[name] = toy.train(STEPS)
             sent = {}
+            _wait_until_sent(peers)
             for p in peers:
                 for label, traffic in (peers[p].meter.snapshot() - before[p]).sent.items():
                     sent[label] = sent.get(label, 0) + traffic.nbytes
@@ -50,6 +52,13 @@ def conform(rank, world, port, schedule):
         straight = [again.step(i) for i in batches(6)]
         out["undisturbed"] = [mixed, straight]
     return out
+
+
+def _wait_until_sent(peers):
+    """Wait for what is queued: sends do not block the schedule, and a meter counts what has left."""
+    ends = monotonic() + 60
+    while not all(p.reliable.idle for p in peers.values()) and monotonic() < ends:
+        sleep(0.001)
 
 
 @pytest.fixture(
