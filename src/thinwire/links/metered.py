@@ -56,7 +56,7 @@ class Snapshot:
     received: Counts = field(default_factory=dict)
 
     def __sub__(self, other: Snapshot) -> Snapshot:
-        return Snapshot(_minus(self.sent, other.sent), _minus(self.received, other.received))
+        return Snapshot(minus(self.sent, other.sent), minus(self.received, other.received))
 
     @property
     def sent_bytes(self) -> int:
@@ -69,7 +69,8 @@ class Snapshot:
         return sum(t.nbytes for t in self.received.values())
 
 
-def _minus(a: Counts, b: Counts) -> Counts:
+def minus(a: Counts, b: Counts) -> Counts:
+    """Return what of ``a`` came after ``b``, by label."""
     return {label: t - b.get(label, Traffic()) for label, t in a.items()}
 
 

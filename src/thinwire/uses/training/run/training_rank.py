@@ -382,12 +382,17 @@ class TrainingRank:
         return worst
 
     def _check(self, worst: float) -> None:
-        """Raise ``MeasurementError`` where the emulated link was not the one that was asked for."""
+        """Raise ``MeasurementError`` where the link was not the one asked for, or two counts differ."""
         allowed = max(MIN_LATENESS, LATENESS * self.job.shape.delay)
         if worst > allowed:
             raise MeasurementError(
                 f"the shaped link ran {1e3 * worst:.1f} ms late on average, more than {1e3 * allowed:.1f}; "
                 "the machine is too busy for this measurement, so end other work and run it again"
+            )
+        if astray := self.recorder.astray:
+            raise MeasurementError(
+                f"the record's bytes.exchange has {astray} bytes more than its wire[].payload_bytes; "
+                "this is a fault of thinwire's"
             )
 
     def _final_reports(self) -> list[dict[str, Any]] | None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from thinwire.links.metered import Traffic
 from thinwire.runs.machine.interrupts import held_back
 from thinwire.runs.machine.processor import environment, peak_rss_bytes, pick_threads
 from thinwire.runs.ranks.launcher import link_of
@@ -50,6 +51,7 @@ class TrainRecorder:
         self._seconds: list[float] = []
         self._owner = world.rank == 0
         self._rtt: float | None = None
+        self.astray = 0  # bytes of exchanges that are missing from, or too much in, what the links carried
         self.heldout: float | None = None  # the newest held-out loss, on rank 0
         self._saved_before = 0  # bytes of saving before a resume
         self.links = LinkWatch(world)
@@ -188,8 +190,9 @@ class TrainRecorder:
         """Return this rank's counts from the start of the run, as plain values."""
         sent: dict[str, int] = dict.fromkeys(LABELS, 0)
         boundaries: dict[str, int] = {}
-        for rank, peer in world.peers.items():
-            for label, traffic in peer.meter.snapshot().sent.items():
+        counted = self.links.count()
+        for rank, labels in counted.sent.items():
+            for label, traffic in labels.items():
                 if label == SAVING:  # which has a figure of its own
                     continue
                 known = label if label in sent else "control"
@@ -205,7 +208,8 @@ class TrainRecorder:
             "seconds": sum(self._seconds) + self._waited,
             "rss": peak_rss_bytes(),
             "rtt": self._rtt,
-            "wire": self.links.totals(),
+            "wire": counted.wire,
+            "watched": counted.between.get(EXCHANGE, Traffic()).nbytes,
         }
         if self._owner:
             loss = self.record.loss
@@ -262,6 +266,7 @@ class TrainRecorder:
         if totals is None:
             return
         record, sent, values = self.record, record_bytes(totals), totals[0]["values"]
+        self.astray = sent[EXCHANGE] - sum(t["watched"] for t in totals)
         self._outcome()
         record.bytes |= {name: sent[name] for name in ("control", "evaluation")}
         for way in self.streams:
@@ -336,4 +341,5 @@ def _sum(before: dict[str, Any], now: dict[str, Any]) -> dict[str, Any]:
         "seconds": before["seconds"] + now["seconds"],
         "rss": max(before["rss"], now["rss"]),
         "wire": added(before["wire"], now["wire"]),
+        "watched": before.get("watched", before["sent"][EXCHANGE]) + now["watched"],
     }
