@@ -136,16 +136,16 @@ class Coder:
         if arrived.total is not None:
             total = divided(arrived.total.view(self._shape), len(arrived.ranks))
             return total, total
-        span, found, first = Span(self._device), list[Found](), arrived.ranks[0]
+        span, found, senders = Span(self._device), list[Found](), arrived.senders
         total = torch.empty(self._shape, device=self._device)
-        alone = torch.empty_like(total) if own else total
-        others = [rank for rank in arrived.ranks if rank != arrived.rank]
+        alone = torch.zeros_like(total) if own else total
+        others = [rank for rank in senders if rank != arrived.rank]
         there = self._unpacked([packet for rank in others for packet in arrived.packets[rank]])
-        for rank in arrived.ranks:  # by rank: the order of a sum decides its last bits
+        for rank in senders:  # by rank: the order of a sum decides its last bits
             mine = rank == arrived.rank
             its = [] if mine else islice(there, len(arrived.packets[rank]))
             for rows, values, verdicts in self._own(arrived.own) if mine else self._received(rank, its):
-                if rank == first:
+                if rank == senders[0]:
                     total[rows] = values
                 else:
                     total[rows].add_(values)

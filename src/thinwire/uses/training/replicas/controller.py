@@ -6,7 +6,7 @@ head of its next message and holds from where that message is applied: no round 
 A message has a small head, then packets that describe themselves. Little-endian::
 
     version u8 (1), state u8 (0: values follow; 1: the sender's values are not finite; 2 more: the sender
-    takes back what it sent since its last step), packets u16
+    takes back what it sent since its last step; 4 more: it drains, and waits until all do), packets u16
     what rank 0 plans: staleness u16, local steps u16 (others repeat what holds)
     what the sender measured, NaN where it did not yet: seconds of compute a step and of coding an exchange,
     bytes/s of its uplink, seconds of one way, f32 each
@@ -25,7 +25,7 @@ from thinwire.codecs import Codec
 from thinwire.collectives.exchange import Framing
 from thinwire.uses.training.replicas.choosing.replica_policy import ReplicaChoice, ReplicaPolicy, ReplicaSite
 
-MESSAGES = Framing(version=1, states=4, fields="HH4f")
+MESSAGES = Framing(version=1, states=8, fields="HH4f")
 KEPT = 9  # readings whose median counts
 LINKS = 3  # the same of the link, one a message: a late answer feigns a slow link, but not twice
 Link = Callable[[], tuple[float | None, float | None]]
@@ -51,9 +51,12 @@ class Controller:
     def measured(self, compute: float, coding: float) -> None:
         """Take the seconds of a step's compute, and of coding an exchange."""
 
-    def head(self, packets: Sequence[bytes], finite: bool = True, undoes: bool = False) -> ExchangeMessage:
+    def head(
+        self, packets: Sequence[bytes], finite: bool = True, undoes: bool = False, drains: bool = False
+    ) -> ExchangeMessage:
         """Return the message that takes ``packets`` to the others."""
-        return ExchangeMessage(self.staleness, self.local_steps, Measurement(), packets, finite, undoes)
+        plan = self.staleness, self.local_steps
+        return ExchangeMessage(*plan, Measurement(), packets, finite, undoes, drains)
 
     def heard(self, messages: Mapping[int, ExchangeMessage]) -> None:
         """Take over rank 0's plan, as these messages of all ranks are applied."""
@@ -101,14 +104,16 @@ class AdaptiveController(Controller):
         if coding:
             self._coding.append(coding)
 
-    def head(self, packets: Sequence[bytes], finite: bool = True, undoes: bool = False) -> ExchangeMessage:
+    def head(
+        self, packets: Sequence[bytes], finite: bool = True, undoes: bool = False, drains: bool = False
+    ) -> ExchangeMessage:
         self._posted = True
         for known, value in zip((self._rates, self._delays), self._link(), strict=True):
             if value is not None:
                 known.append(value)
         leads = self._rank == min(self._ranks)
         plan = self._planned if leads else (self.staleness, self.local_steps)
-        return ExchangeMessage(*plan, self._measured(), packets, finite, undoes)
+        return ExchangeMessage(*plan, self._measured(), packets, finite, undoes, drains)
 
     def _measured(self) -> Measurement:
         known = (self._compute, self._coding, self._rates, self._delays)
@@ -168,11 +173,12 @@ class ExchangeMessage:
     packets: Sequence[bytes | memoryview] = ()
     finite: bool = True
     undoes: bool = False
+    drains: bool = False
 
     def pack(self) -> bytes:
         """Return the message as bytes."""
         m = self.measured
-        state = (not self.finite) + 2 * self.undoes
+        state = (not self.finite) + 2 * self.undoes + 4 * self.drains
         measured = m.compute, m.coding, m.rate, m.delay
         return MESSAGES.pack(state, self.packets, self.staleness, self.local_steps, *measured)
 
@@ -180,4 +186,5 @@ class ExchangeMessage:
     def unpack(cls, data: bytes | memoryview) -> ExchangeMessage:
         """Read what ``pack`` wrote; ``PayloadError`` for anything else."""
         state, packets, (staleness, local_steps, *measured) = MESSAGES.unpack(data)
-        return cls(staleness, local_steps, Measurement(*measured), packets, not state & 1, state > 1)
+        said = not state & 1, bool(state & 2), bool(state & 4)
+        return cls(staleness, local_steps, Measurement(*measured), packets, *said)

@@ -9,11 +9,12 @@ import torch
 from torch import Tensor
 
 from thinwire.channels.references import under
+from thinwire.types import InputError, require
 from thinwire.uses.training.replicas.coder import Coder
 from thinwire.uses.training.replicas.exchange_methods import Differences
 from thinwire.uses.training.replicas.flat_parameters import FlatParameters
 from thinwire.uses.training.replicas.synchroniser import Apply, Synchroniser
-from thinwire.uses.training.replicas.transport import Transport
+from thinwire.uses.training.replicas.transport import Arrived, CodedMessage, Transport
 
 
 class Fragment:
@@ -33,6 +34,8 @@ class Fragment:
         self._momentum: Tensor | None = None
         self._due = 0  # the step after which what is under way is applied
         self._last = 0  # the step after which was sent
+        self._apart = False  # some ranks drained in the last exchange, and others did not
+        self.drained = False  # all did
         self.moved = 0  # how often the parameters were written
 
     def exchange(self, step: int) -> None:
@@ -44,13 +47,13 @@ class Fragment:
             if step >= self._due:
                 self.land()
 
-    def send(self, step: int) -> None:
+    def send(self, step: int, drains: bool = False) -> None:
         """Send how far the parameters are from the shared ones."""
         own = self.flat.parameters()
         difference = self._trained(own) - self._shared
         if not self._method.keep:  # what is dropped is kept by the coder, or here
             difference, self._owed = self._shown(difference)
-        self.transport.post(self._coder.encode(difference, self.controller.codec))
+        self.transport.post(self._coder.encode(difference, self.controller.codec), drains=drains)
         self._sent, self._last = own, step
         self._due = step + min(self.controller.staleness, self.controller.local_steps)
         self._next = step + self.controller.local_steps
@@ -73,7 +76,11 @@ class Fragment:
             return
         before = self.controller.local_steps
         arrived = self.transport.oldest()
+        self._check_together(arrived)
         self._next = max(self._next + self.controller.local_steps - before, self._due)
+        if not arrived.senders:
+            self._sent = None
+            return
         mean, said = self._coder.mean_and_own(arrived, self._method.keep)
         step = self._method.rate * self._outer(mean)
         self._shared.add_(step)
@@ -98,10 +105,26 @@ class Fragment:
         self._momentum = mean.clone() if self._momentum is None else self._momentum.mul_(mu).add_(mean)
         return mean + mu * self._momentum
 
-    def flush(self, step: int) -> None:
-        """Send what was trained since the last exchange, if anything was."""
+    def _check_together(self, arrived: Arrived) -> None:
+        """Raise ``InputError``, on all ranks, where some drain and others go on for longer than an exchange.
+
+        Steps that a gradient scaler leaves out at one rank move an exchange to the other side of a drain.
+        """
+        draining, ranks = arrived.draining, arrived.ranks
+        apart = 0 < len(draining) < len(ranks)
+        waits, goes = (" and ".join(map(str, x)) for x in (draining, [r for r in ranks if r not in draining]))
+        text = f"rank {waits} drains and rank {goes} goes on (this is rank {arrived.rank}, which sent after "
+        text += f"step {self._last}); have all replicas take as many steps, and drain at the same one"
+        require(not (apart and self._apart), InputError, text)
+        self._apart, self.drained = apart, len(draining) == len(ranks)
+
+    def flush(self, step: int, drains: bool = False) -> None:
+        """Send what was trained since the last exchange, if anything was; ``drains``: or that nothing was."""
         if step > self._last:
-            self.send(step)
+            self.send(step, drains)
+        elif drains:
+            self.transport.post(CodedMessage((), ()), drains=True)
+            self._sent = self.flat.parameters()
 
     def is_due(self, step: int) -> bool:
         """Say whether ``step`` local steps are followed by a message."""
@@ -190,8 +213,18 @@ class LocalSteps(Synchroniser):
         return sum(fragment.moved for fragment in self._fragments)
 
     def gather(self) -> None:
-        """Exchange all that was trained, and leave the shared parameters in the model to go on from."""
-        self._flush()
+        """Exchange all that was trained, and leave the shared parameters in the model to go on from.
+
+        Errors: ``InputError``, on all ranks, where another one goes on stepping instead.
+        """
+        self.drain(nothing)
+        waiting = list(self._fragments)
+        while waiting:
+            for fragment in waiting:
+                fragment.flush(self._steps, drains=True)
+            for fragment in waiting:
+                fragment.land()
+            waiting = [fragment for fragment in waiting if not fragment.drained]
         for fragment in self._fragments:
             fragment.settle()
 

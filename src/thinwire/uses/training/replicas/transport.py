@@ -33,18 +33,26 @@ class CodedMessage:
 class Arrived:
     """What all ranks posted in one message: packets of the others by rank, this rank's own as it coded it.
 
-    ``total``: instead of these, the sum of what all ranks posted as it is.
+    ``total``: instead of these, the sum of what all ranks posted as it is. ``draining``: ranks that wait
+    until all drain; those without packets have trained nothing more.
     """
 
     rank: int
     own: Coded
     packets: Mapping[int, Packets]
     total: Tensor | None = None
+    draining: Sequence[int] = ()
 
     @property
     def ranks(self) -> list[int]:
         """All ranks in ascending order."""
         return sorted((self.rank, *self.packets))
+
+    @property
+    def senders(self) -> list[int]:
+        """The ranks that posted values, in ascending order: all but some that drain."""
+        idle = [r for r in self.draining if not (self.own if r == self.rank else self.packets[r])]
+        return [rank for rank in self.ranks if rank not in idle]
 
 
 @dataclass(frozen=True)
@@ -85,13 +93,14 @@ class Transport:
         """The number of the oldest message under way, or of the next one."""
         return self.number - len(self._own)
 
-    def post(self, message: CodedMessage | None, undoes: bool = False) -> None:
+    def post(self, message: CodedMessage | None, undoes: bool = False, drains: bool = False) -> None:
         """Send a message; None says that the values are not finite.
 
-        ``undoes``: what was posted since the last step counts for nothing.
+        ``undoes``: what was posted since the last step counts for nothing. ``drains``: this rank waits until
+        all do.
         """
         packets = () if message is None else message.packets
-        head = self.controller.head(packets, message is not None, undoes)
+        head = self.controller.head(packets, message is not None, undoes, drains)
         self._exchange.post(self.number, head.pack())
         self._posted(_Posted(replace(head, packets=()), () if message is None else message.coded))
 
@@ -136,7 +145,8 @@ class Transport:
                 text = f"what rank {rank} has to send is not finite (exchange {number + 1})"
                 raise ReplicaNotFinite(text, own.coded, own.whole)
         packets = {rank: message.packets for rank, message in messages.items() if rank != self.rank}
-        return Arrived(self.rank, own.coded, packets, total)
+        draining = [rank for rank, message in messages.items() if message.drains]
+        return Arrived(self.rank, own.coded, packets, total, draining)
 
     def close(self) -> None:
         """Wait a little for what is under way, and send nothing more."""

@@ -20,6 +20,7 @@ from thinwire.uses.training.replicas.transport import ReplicaNotFinite
 
 RECIPES = ["auto", "thinwire", "sparseloco:every=5", "pulseloco:every=4", "diloco:every=7", "cocktail"]
 RECIPES += ["streaming:every=6", "thinwire:every=1,late=0"]
+STRICT = "thinwire:every=2,late=0"
 EXACT = "exchange=Differences(every=1)"
 
 
@@ -58,13 +59,17 @@ def adamw(parameters: list[nn.Parameter]) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, 0.01)
 
 
-def plain(rank: int, model: nn.Module, optimizer: Any, training: SharedTraining) -> None:
-    for step in range(30):
+def train(rank: int, model: nn.Module, optimizer: Any, steps: int, first: int = 0) -> None:
+    for step in range(first, first + steps):
         optimizer.zero_grad()
         loss_of(model, rank, step).backward()
         optimizer.step()
-        if step == 14:
-            training.drain()
+
+
+def plain(rank: int, model: nn.Module, optimizer: Any, training: SharedTraining) -> None:
+    train(rank, model, optimizer, 15)
+    training.drain()
+    train(rank, model, optimizer, 15, first=15)
 
 
 def run(
@@ -156,6 +161,25 @@ def in_groups(parameters: list[nn.Parameter]) -> Any:
     return torch.optim.AdamW([{"params": parameters[:1], "lr": 0.01}, {"params": parameters[1:]}], 0.02)
 
 
+def in_backward(rank: int, model: nn.Module, optimizer: Any, training: SharedTraining) -> None:
+    for step in range(30):
+        loss_of(model, rank, step).backward()
+    assert training.steps == 30
+
+
+def of_each(parameters: list[nn.Parameter]) -> Any:
+    """Return an optimiser of each parameter, which steps as soon as its gradient is there."""
+    optimizers = {p: torch.optim.AdamW([p], 0.01) for p in parameters}
+
+    def step(p: nn.Parameter) -> None:
+        optimizers[p].step()
+        optimizers[p].zero_grad()
+
+    for p in parameters:
+        p.register_post_accumulate_grad_hook(step)
+    return list(optimizers.values())
+
+
 def two_optimizers(parameters: list[nn.Parameter]) -> Any:
     class Both(list[torch.optim.Optimizer]):
         def step(self) -> None:
@@ -180,6 +204,7 @@ def two_optimizers(parameters: list[nn.Parameter]) -> Any:
         (scaled, lambda p: torch.optim.SGD(p, 0.05, fused=True)),
         (looking, in_groups),
         (plain, two_optimizers),
+        (in_backward, of_each),
     ],
 )
 def test_loops_as_people_write_them(loop: Loop, make: Make) -> None:
@@ -211,8 +236,8 @@ def test_what_bfloat16_drops_is_not_lost() -> None:
     assert float(next(model.parameters()).detach()) == pytest.approx(1.0 - 8 * 2.0**-8, abs=2.0**-8)
 
 
-def test_a_state_goes_on_to_the_same_bits() -> None:
-    recipe = "sparseloco:every=4"
+@each("recipe", ["sparseloco:every=4", "streaming:every=6", "diloco:every=4"])
+def test_a_state_goes_on_to_the_same_bits(recipe: str) -> None:
     saved: dict[int, dict[str, Any]] = {}
 
     def loop(rank: int, model: nn.Module, optimizer: Any, training: SharedTraining) -> None:
@@ -238,6 +263,66 @@ def test_a_state_goes_on_to_the_same_bits() -> None:
     with meshes(2) as ranks:
         together([lambda r=r: resumed(r, ranks[r]) for r in range(2)])
     assert alike(*models, *again)
+
+
+def saved_by(ranks: int) -> list[dict[str, Tensor]]:
+    """Return what replicas save after a few steps."""
+    saved: list[dict[str, Tensor]] = [{}] * ranks
+
+    def loop(rank: int, model: nn.Module, optimizer: Any, training: SharedTraining) -> None:
+        train(rank, model, optimizer, 6)
+        training.drain()
+        saved[rank] = training.state_dict()
+
+    run(STRICT, loop, world=ranks)
+    return saved
+
+
+def test_replicas_that_go_on_otherwise_are_named() -> None:
+    """None waits for a message of another count, or learns at a stale rate, without a word."""
+    of_three, of_two = saved_by(3), saved_by(2)
+
+    def of_another_number(rank: int, model: nn.Module, optimizer: Any, training: SharedTraining) -> None:
+        with pytest.raises(InputError, match=r"saved by rank . of 3, and this is rank . of 2"):
+            training.load_state_dict(of_three[rank])
+        train(rank, model, optimizer, 4)
+
+    def alone(rank: int, model: nn.Module, optimizer: Any, training: SharedTraining) -> None:
+        if rank:
+            training.load_state_dict(of_two[rank])
+        train(rank, model, optimizer, 8)
+
+    def with_a_stale_rate(rank: int, model: nn.Module, optimizer: Any, training: SharedTraining) -> None:
+        if rank:
+            optimizer.param_groups[0]["lr"] = 0.007
+        train(rank, model, optimizer, 8)
+
+    run(STRICT, of_another_number)
+    for error in ended(alone):
+        assert isinstance(error, InputError) and "goes on from step" in str(error)
+    with pytest.warns(UserWarning, match=r"rate 0.0\d* at rank ., and at 0.0\d* here"):
+        run(STRICT, with_a_stale_rate)
+
+
+@each("recipe", ["thinwire:every=4,late=1", "streaming:every=4"])
+def test_a_drain_waits_for_steps_of_an_exchange(recipe: str) -> None:
+    """As a gradient scaler leaves out steps of one replica alone."""
+
+    def loop(rank: int, model: nn.Module, optimizer: Any, training: SharedTraining) -> None:
+        for steps in (9, 8), (8, 7), (7, 8), (8, 8), (5, 2):
+            train(rank, model, optimizer, steps[rank])
+            training.drain()
+
+    run(recipe, loop)
+
+
+def test_a_replica_that_steps_more_often_is_named_at_all() -> None:
+    def loop(rank: int, model: nn.Module, optimizer: Any, training: SharedTraining) -> None:
+        train(rank, model, optimizer, 6 if rank else 20)
+        training.drain()
+
+    for error in ended(loop):
+        assert isinstance(error, InputError) and "rank 1 drains and rank 0 goes on" in str(error)
 
 
 @pytest.fixture
@@ -311,7 +396,7 @@ def ended(loop: Loop) -> list[ThinwireError]:
 
     def replica(rank: int, peers: Mesh) -> ThinwireError:
         optimizer = adamw([p for p in models[rank].parameters() if p.requires_grad])
-        options: dict[str, Any] = {"recipe": "thinwire:every=2,late=0", "peers": peers, "deadline": 1.0}
+        options: dict[str, Any] = {"recipe": STRICT, "peers": peers, "deadline": 1.0}
         with local_steps(models[rank], optimizer, **options) as training:
             with pytest.raises(ThinwireError) as e:
                 loop(rank, models[rank], optimizer, training)
@@ -390,5 +475,5 @@ def test_what_changes_underway_is_refused(change: Callable[..., None], words: st
         raise ThinwireError("seen")
 
     with pytest.raises(ThinwireError, match="seen"):
-        run("thinwire:every=2,late=0", loop)
+        run(STRICT, loop)
     assert len(seen) == 2

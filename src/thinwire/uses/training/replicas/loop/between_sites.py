@@ -9,6 +9,7 @@ from typing import Protocol
 from torch import Tensor, nn
 
 from thinwire.uses.training.replicas.local_steps import LocalSteps, nothing
+from thinwire.uses.training.replicas.loop.course import Course
 from thinwire.uses.training.replicas.loop.inside_site import ENDED, MOVED, STAYED, InsideSite
 from thinwire.uses.training.replicas.loop.shared_buffers import SharedBuffers, buffers_of
 
@@ -51,9 +52,15 @@ class Exchanging:
     """The process that exchanges with other sites, for all of its own site where there is a ``site``."""
 
     def __init__(
-        self, synchroniser: LocalSteps, buffers: SharedBuffers, held: list[Tensor], site: InsideSite | None
+        self,
+        synchroniser: LocalSteps,
+        buffers: SharedBuffers,
+        course: Course,
+        held: list[Tensor],
+        site: InsideSite | None,
     ) -> None:
         self._synchroniser, self._buffers, self._held, self._site = synchroniser, buffers, held, site
+        self._course = course
         self._told = 0  # how often parameters had moved when the site heard
 
     @property
@@ -62,11 +69,18 @@ class Exchanging:
 
     def step(self) -> None:
         with self._telling(self._held):
+            self._course.begin(self._synchroniser.steps)
+            if self.is_due:
+                self._course.hear()
             self._synchroniser.step(nothing)
 
     def gather(self) -> None:
         with self._telling([*self._held, *buffers_of(self._buffers.model)]):
+            self._course.begin(self._synchroniser.steps)
+            self._course.hear()
+            self._course.say(self._synchroniser.steps)
             self._synchroniser.gather()
+            self._course.hear()
             self._buffers.share()
 
     @contextmanager
@@ -85,8 +99,8 @@ class Exchanging:
         self._synchroniser.load_state_dict(state)
 
     def close(self) -> None:
-        self._synchroniser.close()
-        self._buffers.close()
+        for one in (self._synchroniser, self._buffers, self._course):
+            one.close()
 
     @contextmanager
     def _telling(self, tensors: list[Tensor]) -> Iterator[None]:

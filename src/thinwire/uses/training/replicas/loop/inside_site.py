@@ -14,7 +14,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from thinwire.types import ThinwireError, require
+from thinwire.types import LinkError, ThinwireError, require
 from thinwire.uses.training.replicas.choosing.replica_policy import ReplicaChoice, ReplicaPolicy, ReplicaSite
 
 STAYED, MOVED, ENDED = range(3)  # what the first process says
@@ -55,13 +55,13 @@ class InsideSite:
     def tell(self, what: int, tensors: list[Tensor]) -> None:
         """Say ``what`` happened, and where parameters have moved give the others ``tensors``."""
         self._said.fill_(what)
-        dist.broadcast(self._said, self._first, self._group)
+        self._broadcast(self._said)
         if what == MOVED:
             self._give(tensors)
 
     def hear(self, tensors: list[Tensor]) -> None:
         """Take what the first process says. Errors: ``ThinwireError`` where it ended with one."""
-        dist.broadcast(self._said, self._first, self._group)
+        self._broadcast(self._said)
         what = int(self._said)
         text = "the first process of this site ended with an error, which it names; see there"
         require(what != ENDED, ThinwireError, text)
@@ -72,6 +72,16 @@ class InsideSite:
         with torch.no_grad():
             for x in tensors:
                 whole = x.contiguous()
-                dist.broadcast(whole, self._first, self._group)
+                self._broadcast(whole)
                 if whole is not x:
                     x.copy_(whole)
+
+    def _broadcast(self, x: Tensor) -> None:
+        try:
+            dist.broadcast(x, self._first, self._group)
+        except RuntimeError as e:  # as gloo and NCCL say that a process is gone
+            who = "another process" if self.leads else "the first process"
+            text = (
+                f"{who} of this site is gone ({str(e).partition(chr(10))[0][:120]}); see what happened there"
+            )
+            raise LinkError(text) from e

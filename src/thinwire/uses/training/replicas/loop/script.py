@@ -15,6 +15,7 @@ from thinwire.uses.training.replicas.choosing.replica_policy import ReplicaPolic
 from thinwire.uses.training.replicas.ddp_hook import Origin
 from thinwire.uses.training.replicas.exchange_methods import Differences, Method
 from thinwire.uses.training.replicas.loop.between_sites import Exchanging, Led
+from thinwire.uses.training.replicas.loop.course import Course
 from thinwire.uses.training.replicas.loop.inside_site import ENDED, InsideSite, InStep
 from thinwire.uses.training.replicas.loop.replica_start import Start, agree
 from thinwire.uses.training.replicas.loop.shared_buffers import SharedBuffers
@@ -99,7 +100,8 @@ def _exchanging(
     plan = None if policy is None else Adaptation(_in_step(policy, stepped), steps)
     synchroniser = difference_synchroniser(method, stepped.groups, network, plan)
     buffers = SharedBuffers(stepped.model, network)
-    between = Exchanging(synchroniser, buffers, stepped.held, inside)
+    course = Course(network, stepped.optimizers)
+    between = Exchanging(synchroniser, buffers, course, stepped.held, inside)
     return SharedTraining(stepped, between, Origin(rank, ranks, what, start.parameters))
 
 

@@ -94,6 +94,12 @@ class SharedTraining:
         self.close()
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
+        if torch._C._current_graph_task_id() < 0:
+            self._step()
+        else:  # in a backward pass, by hooks of parameters: others are still to step, from these gradients
+            torch.autograd.Variable._execution_engine.queue_callback(self._step)
+
+    def _step(self) -> None:
         self._check_together()
         with self._failing(), torch.no_grad():
             if self._between.is_due:
