@@ -23,20 +23,23 @@ from typing import Any
 from bench.study.cells import RESULTS, Cells, made_by
 from bench.study.runs import replicated
 from thinwire.links.shape import LinkShape
+from thinwire.runs.records.writer import read_json
 from thinwire.types import ThinwireError
 from thinwire.uses.training.replicas.choosing.time_model import delayed_step
+from thinwire.uses.training.run.learning_rates import WARMUP
 
 LINK = "40mbit,50ms"
-ADAPTIVE = ("deco", "auto")
+ADAPTIVE = ("deco", "auto")  # searched last: what they choose depends on how busy the machine is
 CNN: dict[str, Any] = {"data": "fashion-mnist", "steps": 120, "batch": 128, "eval_samples": 1024}
 TEXT: dict[str, Any] = {"data": "shakespeare", "batch": 8, "seq": 64}
 JOBS = {"gpt2-lab": TEXT | {"steps": 60}, "cnn-fashion": CNN | {"optimizer": "sgd"}}
-RATES = {"gpt2-lab": (5e-4, 1e-3, 2e-3, 4e-3), "cnn-fashion": (0.1, 0.2, 0.4, 0.8)}
-RECIPES = {
-    **{name: name for name in ("allreduce", "cocktail", "deco", "auto", "thinwire", "topk", "dd-ef-sgd")},
-    **{name: f"{name}:every=20" for name in ("diloco", "sparseloco", "streaming")},
+RATES = {"gpt2-lab": (5e-4, 1e-3, 2e-3), "cnn-fashion": (0.1, 0.2, 0.4, 0.8)}
+FIXED = {
+    **{name: name for name in ("allreduce", "cocktail", "thinwire", "topk", "dd-ef-sgd")},
+    **{name: f"{name}:every=20" for name in ("diloco", "sparseloco", "pulseloco", "streaming")},
     "allreduce-bf16": "allreduce-bf16",
 }
+RECIPES = FIXED | {name: name for name in ADAPTIVE}
 NEAR = 0.1  # of the least loss of a row
 # By model and optimiser: the job, its rates, and the delays; momentum under more is refused by the trainer.
 ROWS: dict[tuple[str, str], tuple[dict[str, Any], tuple[float, ...], tuple[int, ...]]] = {
@@ -58,9 +61,11 @@ def searched(model: str, recipe: str, rate: float) -> dict[str, Any]:
 
 
 def recipes(models: list[str]) -> None:
-    """Search the rates of all recipes."""
-    cells, rows = Cells(RESULTS / "replica_rates.json", {"jobs": JOBS, "recipes": RECIPES}), []
-    for model in models or list(JOBS):
+    """Search the rates of all recipes; those of models that are not asked for stay."""
+    file, models = RESULTS / "replica_rates.json", models or list(JOBS)
+    cells = Cells(file, {"jobs": JOBS, "recipes": RECIPES, "warmup": WARMUP})
+    rows = [row for row in read_json(file)["rows"] if row["model"] not in models]
+    for model in models:
         for recipe in RECIPES:
             for rate in RATES[model]:
                 found = cells.of(f"{model} {recipe} {rate}", partial(searched, model, recipe, rate))

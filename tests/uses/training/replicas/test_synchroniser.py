@@ -161,39 +161,46 @@ def test_a_plan_that_moves_keeps_replicas_together_and_loses_nothing() -> None:
     assert together(students) and taken == [300, 300]
 
 
-def test_a_message_waits_while_the_delay_grows_and_two_are_applied_when_it_shrinks() -> None:
-    class Stepped(Wavering):
-        def choose(self, sites: Sequence[ReplicaSite]) -> list[ReplicaChoice]:
-            late = 0 if sites[0].step < 4 else 2 if sites[0].step < 10 else 1
-            return [ReplicaChoice(1.0, None, late, 1, "") for _ in sites]
+class Shrinking(Wavering):
+    def choose(self, sites: Sequence[ReplicaSite]) -> list[ReplicaChoice]:
+        late = 0 if sites[0].step < 4 else 2 if sites[0].step < 10 else 1
+        return [ReplicaChoice(1.0, None, late, 1, "") for _ in sites]
 
-    applied: list[int] = []
 
-    def count(student: Student, synchroniser: Synchroniser, step: int) -> None:
-        if student.rank == 0:
-            applied.append(int(student.optimiser.state_dict()["param_groups"][0].get("taken", 0)))
+def applied(method: Gradients, plan: Adaptation | None, rests: bool) -> list[list[float]]:
+    """Return what was applied in each of 16 steps, whose gradients are 0.5, 1.5 and so on."""
+    office = PostOffice(2)
 
-    office, steps = PostOffice(2), 16
+    def work(rank: int) -> list[list[float]]:
+        weight, steps = nn.Parameter(torch.zeros(4)), list[list[float]]()
+        synchroniser = synchroniser_of(method, {"w": weight}, office.network(rank), plan)
 
-    def work(rank: int) -> list[int]:
-        student, mine = Student(rank), []
-        synchroniser = synchroniser_of(
-            Gradients(SPARSE), student.parameters, office.network(rank), Adaptation(Stepped())
-        )
-        for _ in range(steps):
-            calls = 0
+        def apply() -> None:
+            assert weight.grad is not None
+            steps[-1].append(round(float(weight.grad[0]), 1))
 
-            def apply() -> None:
-                nonlocal calls
-                calls += 1
-
-            student.backward()
+        for step in range(16):
+            weight.grad = torch.full((4,), float(step + rank))
+            steps.append([])
             synchroniser.step(apply)
-            mine.append(calls)
-        return mine
+            if rests:
+                synchroniser.rest(apply)
+        return steps
 
     ours, theirs = on_each(2, work)
-    assert ours == theirs and set(ours) == {0, 1, 2} and ours.count(0) == 2 and ours.count(2) == 1
+    assert ours == theirs
+    return ours
+
+
+def test_a_message_waits_while_the_delay_grows_and_two_are_one_step_when_it_shrinks() -> None:
+    found = applied(Gradients(Scheme()), Adaptation(Shrinking()), rests=False)
+    assert max(map(len, found)) == 1 and found.count([]) == 2 and found[-1] == [14.5]
+    assert sum(x % 1 == 0 for step in found for x in step) == 1  # the mean of two
+
+
+def test_a_rest_between_steps_applies_nothing() -> None:
+    found = applied(Gradients(Scheme(), 2), None, rests=True)
+    assert found == [[], [], *([k + 0.5] for k in range(14))]
 
 
 def reference_rounds(steps: int, method: Differences, ranks: int = 2) -> Tensor:

@@ -71,7 +71,7 @@ def test_a_resumed_run_ends_with_the_same_bits(whole: Path, job: list[Any], tmp_
 
 def test_pipelines_of_replicas_train_as_one_pipeline_does(job: list[Any], tmp_path: Path) -> None:
     """Two stages and two replicas, uncompressed: the losses of one pipeline over the whole batch."""
-    options = ["--steps", 3, "--stages", 2, "--microbatches", 2, "--grad-clip", 0]
+    options = ["--steps", 3, "--stages", 2, "--microbatches", 2, "--grad-clip", 0, "--warmup", 0]
     pair = [*options, "--recipe", "fp32", "--replica-recipe", "allreduce", "--out", tmp_path / "pair"]
     command = warm().run(tmp_path / "a", "train", *job, *pair)
     assert command.code == 0, command.err

@@ -57,6 +57,10 @@ class Synchroniser:
     def drain(self, apply: Apply) -> None:
         """Wait for what is under way, and apply it."""
 
+    def rest(self, apply: Apply) -> None:
+        """Wait for what is under way, so that all replicas are alike, and apply no more than that needs."""
+        self.drain(apply)
+
     def hold(self) -> None:
         """Wait for what is under way, and keep it until it is due: ``state_dict`` has it then."""
 
@@ -191,8 +195,9 @@ class _Since:
 class DelayedGradients(Synchroniser):
     """Code each step's gradient, and apply the mean of all replicas' some steps later.
 
-    The plan's staleness may move: to fewer steps, and two means are applied in one step; to more, and a step
-    passes in which nothing is. ``exact``: steps at the start whose gradients go as they are.
+    The plan's staleness may move: to fewer steps, and the mean of two is applied in one step; to more, and a
+    step passes in which nothing is. A rest applies nothing, since all replicas have the same parameters.
+    ``exact``: steps at the start whose gradients go as they are.
     ``skips``: where a replica's gradient was not finite, all apply infinity, by which a gradient scaler skips
     the step, and what the others sent is sent again with their next gradient. Else ``ReplicaNotFinite``.
     ``undo``, where it is ``undoable``, gives back what was due, drops what was sent, and turns what was kept
@@ -233,8 +238,10 @@ class DelayedGradients(Synchroniser):
                 self._again = {}
             self._undoes = False
             self._steps += 1
+            due = list[Tensor]()
             while self._waiting > transport.controller.staleness:
-                self._land(apply)
+                due.append(self._next())
+            self._land(due, apply)
             while transport.first in self._void and len(transport) > transport.controller.staleness:
                 self._collect()
 
@@ -255,8 +262,12 @@ class DelayedGradients(Synchroniser):
 
     def drain(self, apply: Apply) -> None:
         while self._waiting:
-            self._land(apply)
+            self._land([self._next()], apply)
         self.hold()  # nothing but what was undone
+        self._pause()
+
+    def rest(self, apply: Apply) -> None:
+        self.hold()
         self._pause()
 
     def hold(self) -> None:
@@ -276,14 +287,20 @@ class DelayedGradients(Synchroniser):
         self._held = deque(mean for mean in (*since.given, *self._held) if mean[0] not in since.sent)
         self._again = since.again | {n: x for n, x in self._again.items() if n not in since.sent}
 
-    def _land(self, apply: Apply) -> None:
+    def _next(self) -> Tensor:
+        """Return the oldest mean that is not applied; wait for it."""
         while not self._held:
             self._held.extend(self._collect())
         mean = self._held.popleft()
         if self._since is not None:
             self._since.given.append(mean)
-        self._flat.put_gradients(mean[1])
-        self._apply(apply)
+        return mean[1]
+
+    def _land(self, due: Sequence[Tensor], apply: Apply) -> None:
+        """Apply means in one step, several by their mean: a step each would go twice from the same place."""
+        if due:
+            self._flat.put_gradients(due[0] if len(due) == 1 else torch.stack(list(due)).mean(0))
+            self._apply(apply)
 
     def _collect(self) -> list[Mean]:
         """Return the oldest exchange under way, with its number; nothing where it was undone."""

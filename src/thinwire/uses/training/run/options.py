@@ -15,7 +15,7 @@ from thinwire.runs import options as shared
 from thinwire.runs.options import COUNTED, flag, option
 from thinwire.runs.ranks.run_config import JOB, MACHINES, OUTPUT, RunConfig
 from thinwire.types import InputError
-from thinwire.uses.training.run.learning_rates import SAFE_RATES, learning_rate
+from thinwire.uses.training.run.learning_rates import SAFE_RATES, WARMUP, learning_rate, warmup_steps
 
 if TYPE_CHECKING:
     from thinwire.uses.training.replicas.exchange_methods import Method
@@ -181,8 +181,13 @@ class TrainConfig(RunConfig):
         metavar="NAME",
         choices=("constant", "linear", "cosine"),
     )
-    warmup: int = option(
-        0, OPTIMISATION, "Steps of linear warm-up from zero.", metavar="STEPS", least=0, most=COUNTED
+    warmup: int | None = option(
+        None,
+        OPTIMISATION,
+        f"Steps of linear warm-up (default 0; {WARMUP} for replicas with adamw from random weights).",
+        metavar="STEPS",
+        least=0,
+        most=COUNTED,
     )
     weight_decay: float = option(
         0.0,
@@ -353,6 +358,11 @@ class TrainConfig(RunConfig):
         """Peak learning rate, the default resolved."""
         return learning_rate(self.to_dict())
 
+    @property
+    def warmup_steps(self) -> int:
+        """Steps of warm-up, the default resolved."""
+        return warmup_steps(self.to_dict())
+
     def warnings(self) -> list[str]:
         """Return what the user should know before the run, one sentence each."""
         notes = list(_of_delays(self))
@@ -467,7 +477,7 @@ def _counts(config: TrainConfig) -> None:
         raise InputError(
             f"--steps {config.steps} does not split into {config.epochs} equal epochs; take --steps {below}"
         )
-    if config.planned_steps is not None and config.warmup > config.planned_steps:
+    if config.planned_steps is not None and (config.warmup or 0) > config.planned_steps:
         raise InputError(
             f"--warmup is {config.warmup} steps, more than the run's {config.planned_steps}; "
             "lower it or raise --steps"

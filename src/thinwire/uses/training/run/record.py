@@ -9,7 +9,7 @@ from thinwire.links.shape import LinkShape
 from thinwire.runs.options import Options
 from thinwire.runs.records.run_record import LinkMetrics, RunRecord, UnitMetrics, about
 from thinwire.types import InputError
-from thinwire.uses.training.run.learning_rates import learning_rate
+from thinwire.uses.training.run.learning_rates import learning_rate, warmup_steps
 from thinwire.uses.training.run.options import TrainConfig
 
 PARTS = ("compute", "encode", "decode", "wait")  # of a step, as ranks time them
@@ -206,6 +206,8 @@ class TrainRecord(RunRecord):
         if "lr" in said:
             own = self.config.get("lr") is None and self.config.get("replicas", 1) > 1
             said["lr"] = "by recipe" if own else str(learning_rate(self.config))
+        if "warmup" in said:
+            said["warmup"] = str(warmup_steps(self.config))
         try:
             said |= {"link": str(LinkShape.parse(said["link"]))} if "link" in said else {}
         except InputError:  # one of an emulated network: two traces of one name need not be the same

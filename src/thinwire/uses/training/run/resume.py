@@ -27,7 +27,7 @@ from thinwire.runs.records.writer import load_run, write_json
 from thinwire.types import InputError
 from thinwire.uses.training.pipeline.compressed_stage import CompressedStage
 from thinwire.uses.training.replicas.synchroniser import Synchroniser
-from thinwire.uses.training.run.learning_rates import learning_rate
+from thinwire.uses.training.run.learning_rates import learning_rate, warmup_steps
 from thinwire.uses.training.run.options import DEFAULT_STEPS, TrainConfig
 from thinwire.uses.training.run.stepper import trained
 from thinwire.uses.training.run.training_job import Job
@@ -353,16 +353,20 @@ def _fields(saved: dict[str, Any], config: TrainConfig, contents: str) -> str:
 
 def _check_same(saved: dict[str, Any], job: Job) -> None:
     config = job.config
-    now = config.to_dict() | {"lr": config.learning_rate}
+    now = _resolved(config.to_dict())
     moves = {name: saved.get(name) for name in LENGTH} != {name: now[name] for name in LENGTH}
     free = CONTENTS | FREE | (LENGTH if moves and _same_past(saved, job) else set())
-    for key, value in (saved | {"lr": learning_rate(saved)}).items():
+    for key, value in _resolved(saved).items():
         if key not in free and now.get(key) != value:
             before, asked = ("the default" if v is None else repr(v) for v in (value, now.get(key)))
             raise InputError(
                 f"--resume: the checkpoint was made with {flag(key)} {before}, this run asks for {asked}; "
                 "use the same or another --out"
             )
+
+
+def _resolved(options: dict[str, Any]) -> dict[str, Any]:
+    return options | {"lr": learning_rate(options), "warmup": warmup_steps(options)}
 
 
 def _same_past(saved: dict[str, Any], job: Job) -> bool:

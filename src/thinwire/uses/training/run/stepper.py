@@ -73,7 +73,7 @@ class Stepper:
     def step(self, step: int, ids: Tensor, upcoming: Tensor, rest: str = "") -> StepReport:
         """Do step number ``step`` on the samples ``ids``; ``upcoming`` are those of the step after it.
 
-        ``rest``: what a replica does behind it: nothing, ``drain`` or ``finish``, by name.
+        ``rest``: what a replica does behind it: nothing, ``rest``, ``drain`` or ``finish``, by name.
         """
         if self.synchroniser is not None:
             self.synchroniser.begin()
@@ -209,10 +209,10 @@ def scheduled_rate(config: TrainConfig, step: int, steps: int) -> float:
     >>> scheduled_rate(TrainConfig(lr=1.0, warmup=2), 1, 10)
     0.5
     """
-    peak = config.learning_rate
-    if step <= config.warmup:
-        return peak * step / config.warmup
-    done = (step - 1 - config.warmup) / max(1, steps - config.warmup)
+    peak, warmup = config.learning_rate, config.warmup_steps
+    if step <= warmup:
+        return peak * step / warmup
+    done = (step - 1 - warmup) / max(1, steps - warmup)
     if config.lr_schedule == "linear":
         return peak * (1 - done)
     if config.lr_schedule == "cosine":

@@ -99,7 +99,7 @@ def prepare(config: TrainConfig, trial: bool = True) -> Job:
     seq = None if config.model == CNN else config.seq
     batches = Batches(len(lesson.train), config.batch, config.planned_steps, config.epochs, config.seed, seq)
     require(
-        config.warmup <= len(batches),
+        (config.warmup or 0) <= len(batches),
         InputError,
         f"--warmup is {config.warmup} steps, more than the run's {len(batches)}; lower it",
     )

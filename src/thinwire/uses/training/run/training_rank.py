@@ -235,11 +235,17 @@ class TrainingRank:
         return bool(self.telemetry.spread(b"B", loss is not None and loss <= target, "whether to go on"))
 
     def _rest(self, step: int) -> str:
-        """Return what replicas do behind a step, in its time: what looks at weights needs them equal."""
-        periods = (self.config.eval_every, self.config.checkpoint_every, self.config.save_every)
+        """Return what replicas do behind a step, in its time: what looks at weights needs them equal.
+
+        What is saved is that of a run which ends there, and may go on from there.
+        """
         if step == self.job.steps:
             return "finish"
-        return "drain" if any(every and step % every == 0 for every in periods) else ""
+        if any(
+            every and step % every == 0 for every in (self.config.checkpoint_every, self.config.save_every)
+        ):
+            return "drain"
+        return "rest" if self.config.eval_every and step % self.config.eval_every == 0 else ""
 
     def _now_and_then(self, step: int) -> None:
         every, last = self.config.eval_every, step == self.job.steps
