@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import re
 import signal
 from contextlib import suppress
@@ -9,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
-from launchers import free_port, warm
+from launchers import free_port, hosted_store, rank_environment, warm
 
 HERE = Path(__file__).parent
 RANKS, FORK = HERE / "sharded_ranks.py", HERE.parent / "fork_ranks.py"
@@ -58,3 +59,23 @@ def test_an_example_ends_with_the_same_weights_at_both_sites(name: str, tmp_path
         *(re.findall(r"loss ([\d.]+), weights (\S+)", site.out)[0] for site in sites), strict=True
     )
     assert weights[0] == weights[1] and max(map(float, losses)) < 3.5
+
+
+@pytest.mark.parametrize(
+    "kind, host, processes",
+    [("lora", "peft", 1), ("whole", "transformers", 2), ("lightning", "lightning", 1)],
+)
+def test_a_host_resumes_to_the_same_bits(kind: str, host: str, processes: int, tmp_path: Path) -> None:
+    """At two sites, of as many processes as a launcher starts there."""
+    if find_spec(host) is None:
+        pytest.skip(f"{host} is not installed")
+    address, stores = f"127.0.0.1:{free_port()}", [hosted_store() for _ in range(2)]
+    started = []
+    for rank, place in itertools.product(range(2), range(processes)):
+        own = rank_environment(place, processes, stores[rank].port) if processes > 1 else {}
+        words = (QUIET, HERE / "resumed_host.py", kind, address, rank, tmp_path)
+        where, needs = tmp_path / f"{rank}-{place}", [host, "thinwire:local_steps"]
+        started.append(warm().python(where, "-c", *words, needs=needs, ACCELERATE_USE_CPU="true", **own))
+    assert {site.wait(LONG) for site in started} == {0}, started[0].said[-3000:]
+    said = {re.findall(r"(same|APART) (\w+)", site.out)[0] for site in started}
+    assert len(said) == 1 and said.pop()[0] == "same"

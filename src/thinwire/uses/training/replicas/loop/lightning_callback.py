@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from thinwire.types import MissingExtra
-from thinwire.uses.training.replicas.loop.hosted import Hosted, Peers
+from thinwire.types import InputError, MissingExtra, require
+from thinwire.uses.training.replicas.loop.hosted import Hosted, Peers, is_sharded
 
 SAVED = "thinwire"  # the key in a checkpoint
 
@@ -34,25 +34,30 @@ def local_steps_lightning(recipe: str = "auto", *, peers: Peers | Callable[[], P
 
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
             state, self._state = self._state, None
-            hosted.begin(pl_module, trainer.optimizers, state)
+            text = f"training goes on from step {trainer.global_step}, and Lightning's checkpoint has no state of"
+            text += " this process's shards; begin anew with its weights"
+            require(not (trainer.global_step and is_sharded(pl_module)), InputError, text)
+            hosted.begin(pl_module, trainer.optimizers, state, trainer.world_size)
 
         def on_validation_start(self, trainer: Any, pl_module: Any) -> None:
             if hosted.begun:  # not in the check before a training
-                hosted.drain()
+                hosted.drain(trainer.global_step)
 
         def on_save_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
             if hosted.begun:
-                checkpoint[SAVED] = hosted.save()
+                saved = hosted.save(trainer.global_step)
+                if hosted.training.rank >= 0:  # else another process exchanges for this one
+                    checkpoint[SAVED] = saved
                 checkpoint["state_dict"] = trainer.strategy.lightning_module_state_dict()  # behind the drain
 
         def on_load_checkpoint(self, trainer: Any, pl_module: Any, checkpoint: dict[str, Any]) -> None:
             self._state = checkpoint.get(SAVED)
 
         def on_train_end(self, trainer: Any, pl_module: Any) -> None:
-            hosted.end()
+            hosted.end(trainer.global_step)
 
         def on_exception(self, trainer: Any, pl_module: Any, exception: BaseException) -> None:
-            hosted.end(failed=True)
+            hosted.end()
 
     return LocalStepsLightning()
 
