@@ -15,7 +15,7 @@ from launchers import free_port, hosted_store, rank_environment, warm
 HERE = Path(__file__).parent
 RANKS, FORK = HERE / "sharded_ranks.py", HERE.parent / "fork_ranks.py"
 EXAMPLES = Path(__file__).parents[5] / "examples/loops"
-KINDS = ["fsdp", "fsdp thinwire", "tensor parallel", "ddp", "ddp auto"]
+KINDS = ["fsdp", "fsdp whole", "fsdp thinwire", "tensor parallel", "ddp", "ddp whole", "ddp auto"]
 HOSTS = {"any_loop": "torch", "with_accelerate": "accelerate", "with_trainer": "transformers"}
 HOSTS |= {"with_lightning": "lightning"}
 QUIET = """
@@ -28,7 +28,7 @@ LONG = 240.0  # seconds; a limit, not an expectation
 
 
 def test_two_sites_of_two_processes(tmp_path: Path) -> None:
-    """All have the same bits, and by an exact recipe those of one site with all of the data."""
+    """All have the same bits, and by an exact recipe those of one site, where nothing rounds."""
     store = tmp_path / "store"
     started = warm().python(tmp_path, FORK, RANKS, 4, store)
     try:

@@ -34,8 +34,8 @@ def local_steps_lightning(recipe: str = "auto", *, peers: Peers | Callable[[], P
 
         def on_train_start(self, trainer: Any, pl_module: Any) -> None:
             state, self._state = self._state, None
-            text = f"training goes on from step {trainer.global_step}, and Lightning's checkpoint has no state of"
-            text += " this process's shards; begin anew with its weights"
+            text = f"training goes on from step {trainer.global_step}, and Lightning saves no state of"
+            text += " this process's shards; begin anew with the weights alone"
             require(not (trainer.global_step and is_sharded(pl_module)), InputError, text)
             hosted.begin(pl_module, trainer.optimizers, state, trainer.world_size)
 
