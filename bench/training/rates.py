@@ -33,7 +33,7 @@ ADAPTIVE = ("deco", "auto")  # searched last: what they choose depends on how bu
 CNN: dict[str, Any] = {"data": "fashion-mnist", "steps": 120, "batch": 128, "eval_samples": 1024}
 TEXT: dict[str, Any] = {"data": "shakespeare", "batch": 8, "seq": 64}
 JOBS = {"gpt2-lab": TEXT | {"steps": 60}, "cnn-fashion": CNN | {"optimizer": "sgd"}}
-RATES = {"gpt2-lab": (5e-4, 1e-3, 2e-3), "cnn-fashion": (0.1, 0.2, 0.4, 0.8)}
+RATES = {"gpt2-lab": (5e-4, 1e-3, 2e-3, 4e-3), "cnn-fashion": (0.1, 0.2, 0.4, 0.8)}
 FIXED = {
     **{name: name for name in ("allreduce", "cocktail", "thinwire", "topk", "dd-ef-sgd")},
     **{name: f"{name}:every=20" for name in ("diloco", "sparseloco", "pulseloco", "streaming")},

@@ -24,6 +24,7 @@ from typing import Any, NamedTuple
 
 from bench.study.cells import Kept, run_study
 from bench.study.runs import replicated
+from thinwire.uses.training.run.learning_rates import warmup_steps
 
 KEPT = Kept("replicas")
 REACH = 4
@@ -131,7 +132,13 @@ def measure(cell: Cell) -> dict[str, Any]:
         "evaluations": [vars(e) for e in record.loss.evaluations],
         "decisions": [vars(d) for d in record.decisions],
         "valid": record.status == "done",
+        "warmup": warmup_steps(record.config),
     }
+
+
+def stale(cell: Cell, found: dict[str, Any]) -> bool:
+    """Return whether a cell was made before replicas warmed up, and rested at evaluations."""
+    return "warmup" not in found
 
 
 def target(job: str, seed: int) -> float:
@@ -193,4 +200,4 @@ def summary() -> dict[str, Any]:
 
 
 if __name__ == "__main__":
-    run_study("replicas", sys.argv[1:], cells, measure, summary)
+    run_study("replicas", sys.argv[1:], cells, measure, summary, stale=stale)

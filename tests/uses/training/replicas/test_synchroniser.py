@@ -163,12 +163,12 @@ def test_a_plan_that_moves_keeps_replicas_together_and_loses_nothing() -> None:
 
 class Shrinking(Wavering):
     def choose(self, sites: Sequence[ReplicaSite]) -> list[ReplicaChoice]:
-        late = 0 if sites[0].step < 4 else 2 if sites[0].step < 10 else 1
+        late = 0 if sites[0].step < 4 else 4 if sites[0].step < 10 else 1
         return [ReplicaChoice(1.0, None, late, 1, "") for _ in sites]
 
 
 def applied(method: Gradients, plan: Adaptation | None, rests: bool) -> list[list[float]]:
-    """Return what was applied in each of 16 steps, whose gradients are 0.5, 1.5 and so on."""
+    """Return what was applied in each of 24 steps, whose gradients are 0.5, 1.5 and so on."""
     office = PostOffice(2)
 
     def work(rank: int) -> list[list[float]]:
@@ -177,9 +177,9 @@ def applied(method: Gradients, plan: Adaptation | None, rests: bool) -> list[lis
 
         def apply() -> None:
             assert weight.grad is not None
-            steps[-1].append(round(float(weight.grad[0]), 1))
+            steps[-1].append(round(2 * float(weight.grad[0])) / 2)  # 8 bits
 
-        for step in range(16):
+        for step in range(24):
             weight.grad = torch.full((4,), float(step + rank))
             steps.append([])
             synchroniser.step(apply)
@@ -194,13 +194,13 @@ def applied(method: Gradients, plan: Adaptation | None, rests: bool) -> list[lis
 
 def test_a_message_waits_while_the_delay_grows_and_two_are_one_step_when_it_shrinks() -> None:
     found = applied(Gradients(Scheme()), Adaptation(Shrinking()), rests=False)
-    assert max(map(len, found)) == 1 and found.count([]) == 2 and found[-1] == [14.5]
-    assert sum(x % 1 == 0 for step in found for x in step) == 1  # the mean of two
+    assert max(map(len, found)) == 1 and found.count([]) == 4 and found[-1] == [22.5]
+    assert sum(x % 1 == 0 for step in found for x in step) == 3  # the mean of two, one step after the other
 
 
 def test_a_rest_between_steps_applies_nothing() -> None:
     found = applied(Gradients(Scheme(), 2), None, rests=True)
-    assert found == [[], [], *([k + 0.5] for k in range(14))]
+    assert found == [[], [], *([k + 0.5] for k in range(22))]
 
 
 def reference_rounds(steps: int, method: Differences, ranks: int = 2) -> Tensor:

@@ -21,6 +21,7 @@ from thinwire.uses.training.replicas.controller import PlanChange
 from thinwire.uses.training.replicas.flat_parameters import FlatParameters, all_finite, divided
 from thinwire.uses.training.replicas.transport import ReplicaNotFinite, ReplicaTally, Transport
 
+AT_ONCE = 2  # means of one step, where they have become due sooner
 Apply = Callable[[], None]  # clips the gradients that stand in the parameters, and takes an optimiser step
 
 
@@ -195,8 +196,8 @@ class _Since:
 class DelayedGradients(Synchroniser):
     """Code each step's gradient, and apply the mean of all replicas' some steps later.
 
-    The plan's staleness may move: to fewer steps, and the mean of two is applied in one step; to more, and a
-    step passes in which nothing is. A rest applies nothing, since all replicas have the same parameters.
+    The plan's staleness may move: to one step less, and the mean of two is applied in one step; to one more,
+    and a step passes in which nothing is. A rest applies nothing: all replicas have the same parameters.
     ``exact``: steps at the start whose gradients go as they are.
     ``skips``: where a replica's gradient was not finite, all apply infinity, by which a gradient scaler skips
     the step, and what the others sent is sent again with their next gradient. Else ``ReplicaNotFinite``.
@@ -239,7 +240,7 @@ class DelayedGradients(Synchroniser):
             self._undoes = False
             self._steps += 1
             due = list[Tensor]()
-            while self._waiting > transport.controller.staleness:
+            while self._waiting > transport.controller.staleness and len(due) < AT_ONCE:
                 due.append(self._next())
             self._land(due, apply)
             while transport.first in self._void and len(transport) > transport.controller.staleness:

@@ -49,9 +49,9 @@ def test_the_pairs_of_a_model_of_124_million(
     mbit: float, delay: float, compute: float, staleness: int, ratio: float, noise: str
 ) -> None:
     line = cnn(mbit, delay, values=FP32, compute=compute)
-    choice = chosen([line], noise=noise)[0]
+    choice = chosen([line], noise=noise, margin=0.0)[0]
     if noise == "paper" and ratio > 0.2:  # the one cell in which the two factors differ
-        staleness, ratio = 1, 0.2016
+        staleness = 1
     assert (choice.staleness, choice.ratio) == (staleness, pytest.approx(ratio, rel=0.01))
 
 
