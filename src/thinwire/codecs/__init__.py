@@ -20,6 +20,7 @@ from thinwire.codecs.codec import (
 )
 from thinwire.codecs.deadzone import DeadZone
 from thinwire.codecs.entropy import Entropy
+from thinwire.codecs.factors import Factors
 from thinwire.codecs.fixpoint import FixedPoint
 from thinwire.codecs.lowrank import LowRank
 from thinwire.codecs.rankone import RankOne
@@ -48,6 +49,7 @@ _CODECS: tuple[type, ...] = (
     RankOne,
     LowRank,
     Rows,
+    Factors,
 )
 REGISTRY: dict[str, type] = {c.__name__: c for c in _CODECS}
 
@@ -77,6 +79,7 @@ __all__ = [
     "Codec",
     "DeadZone",
     "Entropy",
+    "Factors",
     "FixedPoint",
     "FixedRate",
     "Hadamard",

@@ -22,6 +22,7 @@ from thinwire.codecs.codec import (
     roundtrip_against,
     tuned,
 )
+from thinwire.codecs.factors import Cut, placed
 from thinwire.spec import Spec
 from thinwire.types import InputError, Payload, PayloadError, TensorSpec, require
 
@@ -71,6 +72,10 @@ class Entropy(Spec):
     def tuned(self, x: Tensor) -> Entropy:
         """Return the codec for residuals of ``x``."""
         return replace(self, inner=tuned(self.inner, x))
+
+    def placed(self, cut: Cut) -> Entropy:
+        """Return the codec for tensors whose matrices are those of ``cut``."""
+        return replace(self, inner=placed(self.inner, cut))
 
     def encode(self, x: Tensor) -> Payload:
         inner = self.inner

@@ -109,7 +109,7 @@ def _ends(
             plan.policy, plan.coded, network.link, exchange.rank, exchange.ranks, flat.numel, plan.steps
         )
     transport = Transport(exchange, controller, tally, network.deadline, sums)
-    return transport, Coder(scheme, flat.shape, tally, flat.device)
+    return transport, Coder(scheme, flat.shape, tally, flat.device, flat.matrices)
 
 
 def cut(parameters: Mapping[str, Tensor], parts: int) -> list[dict[str, Tensor]]:

@@ -20,6 +20,7 @@ from thinwire.channels.entries import Entries
 from thinwire.channels.memory import NoMemory, parse_memory
 from thinwire.codecs import Codec, InTurn, parse_codec, roundtrip, tuned
 from thinwire.codecs.codec import coded_apart, decoded
+from thinwire.codecs.factors import Cut, placed, within
 from thinwire.staging import Staged, to_host
 from thinwire.types import (
     WRONG_VALUES,
@@ -46,18 +47,25 @@ Part = tuple[slice, Tensor, Verdicts]  # segments, their values, and what is fou
 class Coder:
     """Code for all ranks and keep what was dropped; decode what each sent, to the same bits on all ranks.
 
-    ``shape`` [n, N]: segments of the flat parameters, and values in each. What is kept stays on ``device``,
-    by the segments of a packet and in the form of the scheme's references.
+    ``shape`` [n, N]: segments of the flat parameters, and values in each; ``matrices``: of all of them, which
+    some codecs see. What is kept stays on ``device``, by the segments of a packet and in the form of the
+    scheme's references.
     """
 
     def __init__(
-        self, scheme: Scheme, shape: tuple[int, int], tally: ReplicaTally, device: torch.device | str = "cpu"
+        self,
+        scheme: Scheme,
+        shape: tuple[int, int],
+        tally: ReplicaTally,
+        device: torch.device | str = "cpu",
+        matrices: Cut = (),
     ) -> None:
         self.scheme = scheme
         self._shape, self._tally, self._device = shape, tally, torch.device(device)
         joins = self._device.type != "cpu" and BLOCK % shape[1] == 0 and coded_apart(scheme.codec, BLOCK)
         self._blocks = list(blocks(shape, TOGETHER if joins else 1))
         self._entries = [_entries(rows) for rows in self._blocks]
+        self._matrices, self._cuts = matrices, dict[tuple[int, int], Cut]()
         self._kept: list[Payload | None] = [None] * len(self._blocks)
         self._decoding: list[Span] = []  # whose seconds nobody has asked the device for yet
         self._messages = 0
@@ -108,7 +116,7 @@ class Coder:
 
     def _code(self, x: Tensor, k: int, codec: Codec, message: _Outgoing) -> Payload | None:
         """Add the packet of some segments to a message; return what is kept of them."""
-        memory, before = self.scheme.memory, self._kept[k]
+        memory, before, codec = self.scheme.memory, self._kept[k], self._placed(codec, self._blocks[k])
         s = None if before is None else self.scheme.references.decode(before)
         y = memory.residual(x, s)
         message.look(y)
@@ -185,19 +193,27 @@ class Coder:
             fits = keys == list(range(rows.start, rows.stop)) and rows.stop <= self._shape[0]
             fits = fits and packet.spec.shape == (len(keys), self._shape[1]) and len(packet.sections) == 1
             require(fits, PayloadError, f"rank {rank} sent other segments than those from {at} on")
-            values, verdicts = self._decoded(rank, packet)
+            values, verdicts = self._decoded(rank, packet, rows)
             yield rows, values, verdicts
             at = rows.stop
         wrong = f"rank {rank} sent {at} segments, not {self._shape[0]}"
         require(at == self._shape[0], PayloadError, wrong)
 
-    def _decoded(self, rank: int, packet: Packet) -> tuple[Tensor, Verdicts]:
+    def _decoded(self, rank: int, packet: Packet, rows: slice) -> tuple[Tensor, Verdicts]:
         """Return the values of one packet, and what the device finds about them."""
         wrong = f"rank {rank} sent a packet under {packet.memory[:40]}, which would leave state"
         require(not parse_memory(packet.memory).mirrored, PayloadError, wrong)
         section = packet.sections[0]
         with deferred() as verdicts, _named(rank):
-            return decoded(parse_codec(section.codec), section.payload), verdicts
+            codec = self._placed(parse_codec(section.codec), rows)
+            return decoded(codec, section.payload), verdicts
+
+    def _placed(self, codec: Codec, rows: slice) -> Codec:
+        """Return ``codec`` as it codes these segments: some codecs see the matrices in them."""
+        where = rows.start, rows.stop
+        if where not in self._cuts:
+            self._cuts[where] = within(self._matrices, *(self._shape[1] * row for row in where))
+        return placed(codec, self._cuts[where])
 
     def _count_decoding(self) -> None:
         self._tally.decode_s += sum(span.seconds() for span in self._decoding)

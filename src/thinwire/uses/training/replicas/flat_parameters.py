@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
+from thinwire.codecs.factors import Cut
 from thinwire.staging import to_host
 from thinwire.types import InputError, require
 
@@ -54,6 +55,22 @@ class FlatParameters:
     def digest(self) -> str:
         """Digest of names, shapes and cuts: replicas with another one cannot exchange."""
         return hashlib.blake2b(json.dumps([self.described, self.shape]).encode(), digest_size=16).hexdigest()
+
+    @property
+    def matrices(self) -> Cut:
+        """Where each matrix of the parameters begins in all values, its rows and its width.
+
+        Of three dimensions the first counts matrices, as experts have them; of more, it counts rows, as those
+        of convolutions do.
+        """
+        found, at = [], 0
+        for shape, size in zip(self._shapes.values(), self._sizes, strict=True):
+            width = shape[-1] if len(shape) == 3 else size // max(1, shape[0] if shape else 1)
+            rows = shape[1] if len(shape) == 3 else shape[0] if len(shape) > 1 else 0
+            if min(rows, width) > 1:
+                found += [(at + i, rows, width) for i in range(0, size, rows * width)]
+            at += size
+        return tuple(found)
 
     @property
     def is_exact(self) -> bool:

@@ -14,7 +14,7 @@ from typing import Annotated
 from thinwire.channels.channel import Scheme
 from thinwire.channels.memory import ErrorFeedback
 from thinwire.choosing.registry import Parameter, Recipe, Registry
-from thinwire.codecs import ChunkTopK, Codec, DeadZone, Entropy, HardThreshold, InTurn, TopK, Uniform
+from thinwire.codecs import ChunkTopK, Codec, DeadZone, Entropy, Factors, HardThreshold, InTurn, TopK, Uniform
 from thinwire.codecs.deadzone import step_for
 from thinwire.uses.training.replicas.choosing.auto import Auto
 from thinwire.uses.training.replicas.choosing.deco import Deco
@@ -201,6 +201,24 @@ def thinwire(
     """
     scheme = Scheme(Entropy(DeadZone(step_for(bits))))
     return {EXCHANGE: Differences(scheme, every, min(late, every), keep=True)}
+
+
+@REPLICAS.register(
+    "factors", "Ours: differences as products of thin matrices, by an outer optimiser.", "docs/replicas.md"
+)
+def factors(
+    rank: Annotated[int, Parameter("the directions that are sent of each matrix", 1, 1024)] = 4,
+    every: Annotated[int, EVERY] = 20,
+    late: Annotated[int, LATE] = 0,
+    rate: Annotated[float, RATE] = 1.0,
+    momentum: Annotated[float, MOMENTUM] = 0.0,
+) -> Made:
+    """Send what some steps moved in each matrix as a product of two thin ones, entropy-coded.
+
+    What these do not say stays in the replica's own parameters.
+    """
+    scheme = Scheme(Entropy(Factors(rank)))
+    return {EXCHANGE: Differences(scheme, every, min(late, every), rate, momentum, keep=True)}
 
 
 @REPLICAS.register("auto", "Ours: how often and how small from the live link.", "docs/replicas.md")
