@@ -12,6 +12,7 @@ from thinwire.codecs import (
     Codec,
     DeadZone,
     Entropy,
+    Factors,
     FixedPoint,
     Hadamard,
     HardThreshold,
@@ -86,6 +87,7 @@ EXAMPLES: dict[str, list[Codec]] = {
         Entropy(TopK(ratio=0.1)),
         Entropy(HardThreshold(threshold=1.0), level=3),
         Entropy(Sink(ChannelMean(Uniform(bits=4)))),
+        Entropy(Factors(rank=1)),
     ],
     "FixedPoint": [*[FixedPoint(bits=b) for b in (1, 2, 4, 8)], FixedPoint(bits=6, scale_dtype="bfloat16")],
     "TileAdaptive": [
@@ -95,6 +97,7 @@ EXAMPLES: dict[str, list[Codec]] = {
     ],
     "RankOne": [RankOne(), RankOne(bits=2)],
     "LowRank": [LowRank(), LowRank(rank=2)],
+    "Factors": [Factors(), Factors(rank=2, step=0.3, rest=Raw())],
     "Rows": [Rows(Raw()), Rows(RankOne()), Rows(Uniform(bits=4, group=8))],
 }
 

@@ -18,6 +18,7 @@ from torch import Tensor
 from thinwire.codecs.codec import Codec, decoded, require_codec, roundtrip
 from thinwire.codecs.kernels.noise import uniforms
 from thinwire.codecs.kernels.scales import matrices
+from thinwire.codecs.sparse import check_size
 from thinwire.codecs.uniform import Uniform
 from thinwire.spec import Spec
 from thinwire.types import InputError, Payload, PayloadError, TensorSpec, require
@@ -85,13 +86,17 @@ class Factors(Spec):
         payload, rest = roundtrip(self.rest, torch.cat([values[gap] for gap in _gaps(cut, values.numel())]))
         _spread(rest, cut, found)
         lefts, rights, scales = zip(*each, strict=True) if each else ((), (), ())
-        parts = _where(cut, x.device), _joined(scales, torch.float32, x), *(
-            _joined(levels, torch.int8, x) for levels in (lefts, rights)
+        parts = (
+            _where(cut, x.device),
+            _joined(scales, torch.float32, x),
+            *(_joined(levels, torch.int8, x) for levels in (lefts, rights)),
         )
         return Payload(spec, (*parts, *payload.parts)), _shaped(found, spec)
 
     def decode(self, payload: Payload) -> Tensor:
-        spec, cut = payload.spec, self._read(payload)
+        spec = payload.spec
+        check_size(spec)
+        cut = self._read(payload)
         scales, left, right = payload.parts[1:4]
         found, done = torch.empty(spec.numel, device=scales.device), [0, 0]
         for scale, out in zip(scales.unbind(), _seen(found, cut), strict=True):

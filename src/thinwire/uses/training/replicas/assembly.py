@@ -9,10 +9,15 @@ import torch
 from torch import Tensor
 
 from thinwire.channels.channel import Scheme
-from thinwire.codecs import Codec, DeadZone, Entropy, Raw
+from thinwire.codecs import Codec, DeadZone, Entropy, Factors, Raw
 from thinwire.codecs.deadzone import step_for
 from thinwire.collectives import Reduction
-from thinwire.uses.training.replicas.choosing.replica_policy import ReplicaChoice, ReplicaPolicy
+from thinwire.uses.training.replicas.choosing.replica_policy import (
+    ReplicaChoice,
+    ReplicaPolicy,
+    ReplicaSite,
+    Sides,
+)
 from thinwire.uses.training.replicas.coder import Coder
 from thinwire.uses.training.replicas.controller import AdaptiveController, Controller
 from thinwire.uses.training.replicas.exchange_methods import (
@@ -106,10 +111,22 @@ def _ends(
     controller = Controller(staleness, local_steps)
     if plan is not None:
         controller = AdaptiveController(
-            plan.policy, plan.coded, network.link, exchange.rank, exchange.ranks, flat.numel, plan.steps
+            plan.policy,
+            plan.coded,
+            network.link,
+            exchange.rank,
+            exchange.ranks,
+            ReplicaSite(flat.numel, len(exchange.ranks), steps=plan.steps, sides=sides_of(flat)),
         )
     transport = Transport(exchange, controller, tally, network.deadline, sums)
     return transport, Coder(scheme, flat.shape, tally, flat.device, flat.matrices)
+
+
+def sides_of(flat: FlatParameters) -> Sides | None:
+    """Return the sides of the matrices that are exchanged; None where there are none."""
+    within = sum(rows * width for _, rows, width in flat.matrices)
+    total = sum(rows + width for _, rows, width in flat.matrices)
+    return Sides(total, flat.numel - within) if total else None
 
 
 def cut(parameters: Mapping[str, Tensor], parts: int) -> list[dict[str, Tensor]]:
@@ -136,7 +153,9 @@ class Adaptation:
 
 
 def codec_of(choice: ReplicaChoice) -> Codec:
-    """Return the codec of a choice: the largest values, a dead zone, or values as they are."""
+    """Return the codec of a choice: the largest values, a dead zone, factors, or values as they are."""
     if choice.ratio is not None:
         return largest(choice.ratio)
+    if choice.rank is not None:
+        return Entropy(Factors(choice.rank))
     return Raw() if choice.bits is None else Entropy(DeadZone(step_for(choice.bits)))

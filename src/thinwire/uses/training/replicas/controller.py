@@ -72,7 +72,7 @@ class AdaptiveController(Controller):
     """A plan that a policy is asked for between two exchanges; the policy knows when it is time for another.
 
     ``coded`` makes the codec of a choice; ``link`` returns this rank's uplink, bytes/s, and its one-way
-    delay, seconds, as far as known; ``values`` are how many the replicas exchange.
+    delay, seconds, as far as known; ``own`` is this rank's site, with nothing measured yet.
     """
 
     def __init__(
@@ -82,13 +82,11 @@ class AdaptiveController(Controller):
         link: Link,
         rank: int,
         ranks: tuple[int, ...],
-        values: int,
-        steps: int,
+        own: ReplicaSite,
     ) -> None:
         super().__init__(0, 1)  # until the policy has chosen, below
         self._policy, self._coded, self._link = policy, coded, link
         self._rank, self._ranks = rank, ranks
-        own = ReplicaSite(values, len(ranks), steps=steps)
         self._sites = dict.fromkeys(ranks, own)
         self._compute: deque[float] = deque(maxlen=KEPT)
         self._coding: deque[float] = deque(maxlen=KEPT)

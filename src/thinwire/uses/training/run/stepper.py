@@ -32,6 +32,7 @@ from thinwire.types import InputError, ThinwireError, require
 from thinwire.uses.training.pipeline.boundary import StageTally
 from thinwire.uses.training.pipeline.compressed_stage import WAYS, CompressedStage, ScheduleEager1F1B
 from thinwire.uses.training.replicas.assembly import Adaptation, synchroniser_of
+from thinwire.uses.training.replicas.choosing.replica_policy import ReplicaChoice
 from thinwire.uses.training.replicas.controller import PlanChange
 from thinwire.uses.training.replicas.flat_parameters import FlatParameters
 from thinwire.uses.training.replicas.networks import over_mesh
@@ -450,8 +451,8 @@ def decision(change: PlanChange) -> Decision:
         step=change.step,
         boundary=REPLICAS,
         direction=EXCHANGE,
-        choice=describe(choice.ratio, choice.bits, choice.staleness, choice.local_steps),
-        bits=choice.bits_per_value / choice.local_steps,
+        choice=describe(choice),
+        bits=choice.bits_per_value(change.site.values, change.site.sides) / choice.local_steps,
         reason=choice.reason,
         rate_bytes_s=change.site.rate,
         rtt_s=None if change.site.delay is None else 2 * change.site.delay,
@@ -462,8 +463,12 @@ def decision(change: PlanChange) -> Decision:
     )
 
 
-def describe(ratio: float | None, bits: float | None, staleness: int, local_steps: int) -> str:
+def describe(choice: ReplicaChoice) -> str:
     """Say in short how replicas exchange."""
-    what = f"{ratio:.2%} of the values" if ratio is not None else f"{bits:.2g} bits" if bits else "as it is"
-    often = f"every {local_steps} steps" if local_steps > 1 else "each step"
-    return f"{what}, {often}" + (f", {staleness} late" if staleness else "")
+    what = f"{choice.bits:.2g} bits" if choice.bits else "as it is"
+    if choice.ratio is not None:
+        what = f"{choice.ratio:.2%} of the values"
+    if choice.rank is not None:
+        what = f"rank {choice.rank}"
+    often = f"every {choice.local_steps} steps" if choice.local_steps > 1 else "each step"
+    return f"{what}, {often}" + (f", {choice.staleness} late" if choice.staleness else "")

@@ -5,7 +5,7 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from thinwire.uses.training.replicas.choosing.replica_policy import ReplicaChoice, ReplicaSite
+from thinwire.uses.training.replicas.choosing.replica_policy import ReplicaChoice, ReplicaSite, Sides
 
 MBIT = 125e3  # bytes/s
 
@@ -17,14 +17,16 @@ def cnn(mbit: float = 20, delay: float = 0.03, **changes: object) -> ReplicaSite
 
 def gpt2(mbit: float = 40, delay: float = 0.05, **changes: object) -> ReplicaSite:
     """Return a rank of gpt2-lab with AdamW."""
-    return replace(ReplicaSite(4_470_272, 2, 0.307, 0.09, mbit * MBIT, delay), **changes)  # type: ignore[arg-type]
+    site = ReplicaSite(4_470_272, 2, 0.307, 0.09, mbit * MBIT, delay, sides=Sides(22_016, 13_824))
+    return replace(site, **changes)  # type: ignore[arg-type]
 
 
 def drawn(draw: random.Random) -> ReplicaSite:
     """Return a rank of any model on any link."""
     values, replicas = 10 ** draw.randrange(5, 9), draw.choice([2, 4, 8])
     compute, rate, delay = (10 ** draw.uniform(*limits) for limits in ((-2, 1), (5, 9), (-4, 0)))
-    return ReplicaSite(values, replicas, compute, 0.0, rate, delay)
+    sides = None if replicas == 2 else Sides(int(2 * values**0.5), values // 300)
+    return ReplicaSite(values, replicas, compute, 0.0, rate, delay, sides=sides)
 
 
 def wavering(site: ReplicaSite, draw: random.Random) -> ReplicaSite:

@@ -34,11 +34,8 @@ def chosen(sites: Sequence[ReplicaSite], gradients: bool = False) -> list[Replic
 
 def cost(choices: Sequence[ReplicaChoice]) -> float:
     """Return how many times the steps of an exact mean these choices are said to need."""
-    codes = {(code.ratio, code.bits): code for code in (*DIFFERENCES, *GRADIENTS)}
-    first = choices[0]
-    return ReplicaPlan(
-        first.staleness, first.local_steps, tuple(codes[c.ratio, c.bits] for c in choices)
-    ).cost
+    codes = [next(code for code in (*DIFFERENCES, *GRADIENTS) if code.made(c)) for c in choices]
+    return ReplicaPlan(choices[0].staleness, choices[0].local_steps, tuple(codes)).cost
 
 
 def time_to_loss(choices: Sequence[ReplicaChoice]) -> float:
@@ -52,13 +49,16 @@ def drawn_for(draw: random.Random, gradients: bool, coding: float) -> ReplicaSit
 
 
 def test_what_it_chooses_where_the_probes_were_made() -> None:
-    """Quick links take dense differences every 10 steps, slower ones rarer, then coarser ones."""
-    plans = {m: (c.bits, c.local_steps) for m in (1000, 40, 1.5, 0.16) for c in chosen([gpt2(m, 0.1)])}
-    assert plans == {1000: (1.2, 10), 40: (1.2, 10), 1.5: (1.2, 50), 0.16: (0.6, 50)}
+    """Quick links take dense differences, slower ones factors of matrices, or where none are, rarer ones."""
+    links = (1000, 40, 1.5, 0.16, 0.03)
+    plans = [(c.bits or c.rank, c.local_steps) for m in links for c in chosen([gpt2(m, 0.1)])]
+    assert plans == [(1.2, 10), (1.2, 10), (8, 10), (8, 50), (4, 50)]
+    plans = [(c.bits, c.local_steps) for m in links for c in chosen([gpt2(m, 0.1, sides=None)])]
+    assert plans == [(1.2, 10), (1.2, 10), (1.2, 50), (0.6, 50), (0.6, 50)]
     pairs = [(c.ratio, c.staleness) for m in (1000, 20, 1.5) for c in chosen([cnn(m)], gradients=True)]
     assert pairs == [(0.1, 1), (0.01, 1), (0.001, 1)]
-    assert chosen([gpt2(1.5, 0.1, steps=30)])[0].local_steps == 10  # a few rounds at least
-    assert chosen([gpt2(1.5, 0.1, steps=6)])[0].local_steps == 6
+    assert chosen([gpt2(1.5, 0.1, steps=30)])[0].local_steps == 5  # a few rounds at least
+    assert chosen([gpt2(1.5, 0.1, steps=3)])[0].local_steps == 3
 
 
 @KINDS
@@ -129,7 +129,7 @@ def test_before_anything_is_measured_it_starts_safely_and_then_decides_at_once(g
     make = cnn if gradients else gpt2
     start = chosen([make(rate=None), make()], gradients)
     assert start[0] == start[1] and start[0].reason.startswith("not measured yet: a safe start")
-    assert (start[0].ratio, start[0].local_steps) == ((0.01, 1) if gradients else (None, 10))
+    assert (start[0].ratio, start[0].local_steps) == ((0.01, 1) if gradients else (None, 5))
     first = chosen([make(last=start[0], step=13)], gradients)[0]
     assert first.predicted is not None
     slow = make(0.01, last=first, step=37)

@@ -92,9 +92,9 @@ def test_an_exact_exchange_goes_round_a_ring() -> None:
 
 
 def test_dense_bits_are_those_measured() -> None:
-    assert [choice(bits=b).bits_per_value for b in (0.6, 1.2, 2.4)] == pytest.approx([0.33, 1.08, 2.16])
-    more = [choice(bits=b / 10).bits_per_value for b in range(1, 60)]
-    assert more == sorted(more) and choice().bits_per_value == 32
+    assert [choice(bits=b).bits_per_value(1) for b in (0.6, 1.2, 2.4)] == pytest.approx([0.33, 1.08, 2.16])
+    more = [choice(bits=b / 10).bits_per_value(1) for b in range(1, 60)]
+    assert more == sorted(more) and choice().bits_per_value(1) == 32
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from statistics import mean
 
@@ -16,7 +16,7 @@ from thinwire.uses.training.replicas.choosing.time_model import Ranks, in_use, p
 # behind it: "probe" is one seed of gpt2-lab with AdamW, 60 steps, or of a CNN with plain SGD; "measured" is
 # the same with this engine, held-out 6.359, 6.379 and 6.400 nats for 10, 20 and 50 local steps, at .0045 nats
 # a step; "derived" is read off the probe's curve; "assumed" is a guess of ours that waits for a measurement.
-LOCAL_STEPS = {10: 1.0, 20: 1.07, 50: 1.15}  # measured
+LOCAL_STEPS = {5: 0.98, 10: 1.0, 20: 1.07, 50: 1.15}  # 5 by a probe, the others measured
 HIDDEN = (0, 1, 2, 5, 10, 20, 50)  # steps behind which a round's message may travel, a round at most
 HIDDEN_COST = 0.15  # of a whole round: measured, 6.390 nats for 10 of 10 steps, 6.437 for 20 of 20
 STALENESS = {0: 1.0, 1: 1.02, 2: 1.04, 3: 1.15, 4: 1.3}  # probe: fine up to 2, unstable between 2 and 4
@@ -30,10 +30,21 @@ class Code:
     ratio: float | None
     bits: float | None
     cost: float
+    rank: int | None = None
+
+    def choice(self, staleness: int, local_steps: int) -> ReplicaChoice:
+        """Return the choice of this code for a plan."""
+        return ReplicaChoice(self.ratio, self.bits, staleness, local_steps, "", rank=self.rank)
+
+    def made(self, choice: ReplicaChoice) -> bool:
+        """Say whether ``choice`` is of this code."""
+        return (self.ratio, self.bits, self.rank) == (choice.ratio, choice.bits, choice.rank)
 
 
 # Top 1 to 3 % of the differences cost 2.5 to 4 times the steps (derived), and take as much as 0.6 bits do.
-DIFFERENCES = (Code(None, 1.2, 1.0), Code(None, 0.6, 1.5))  # probe, derived
+FACTORS = tuple(Code(None, None, cost, rank) for rank, cost in ((8, 1.05), (4, 1.1), (2, 1.3)))  # probe
+DENSE = (Code(None, 1.2, 1.0), Code(None, 0.6, 1.5))  # probe, derived
+DIFFERENCES = (*DENSE, *FACTORS)
 GRADIENTS = (Code(0.1, None, 1.0), Code(0.01, None, 1.02), Code(0.001, None, 1.04))  # assumed, probe, probe
 
 
@@ -55,7 +66,7 @@ class ReplicaPlan:
 
     @property
     def choices(self) -> list[ReplicaChoice]:
-        return [ReplicaChoice(c.ratio, c.bits, self.staleness, self.local_steps, "") for c in self.codes]
+        return [code.choice(self.staleness, self.local_steps) for code in self.codes]
 
 
 @dataclass(frozen=True, repr=False)
@@ -95,9 +106,14 @@ class Auto(Spec):
         return ranks.explained(plan.choices)
 
     def _start(self, sites: Sequence[ReplicaSite]) -> ReplicaChoice:
-        code = GRADIENTS[1] if self.gradients else DIFFERENCES[0]
-        why = f"not measured yet: a safe start, {'top 1 %' if self.gradients else '1.2 bits'} without delay"
-        return ReplicaChoice(code.ratio, code.bits, 0, self._local_steps(sites)[0], why)
+        """Return what is small on any link, and does no harm on a quick one."""
+        code, named = DENSE[0], "1.2 bits"
+        if self.gradients:
+            code, named = GRADIENTS[1], "top 1 %"
+        elif all(site.sides for site in sites):
+            code, named = FACTORS[0], f"rank {FACTORS[0].rank}"
+        why = f"not measured yet: a safe start, {named} without delay"
+        return replace(code.choice(0, self._local_steps(sites)[0]), reason=why)
 
     def _local_steps(self, sites: Sequence[ReplicaSite]) -> list[int]:
         """Return the numbers of local steps to weigh: no more than the run has, and a few rounds at least."""
@@ -112,7 +128,7 @@ class Auto(Spec):
         last, codes = in_use(sites), GRADIENTS if self.gradients else DIFFERENCES
         if last is None or any(c.predicted is None for c in last):
             return None
-        used = tuple(code for c in last for code in codes if (code.ratio, code.bits) == (c.ratio, c.bits))
+        used = tuple(code for c in last for code in codes if code.made(c))
         mine = len(used) == len(last) and (last[0].staleness in STALENESS or not self.gradients)
         return ReplicaPlan(last[0].staleness, last[0].local_steps, used) if mine else None
 
@@ -134,9 +150,10 @@ class Auto(Spec):
 
     def _code(self, site: ReplicaSite, late: int, steps: int) -> Code:
         def score(code: Code) -> float:
-            return predicted_step(site, ReplicaChoice(code.ratio, code.bits, late, steps, "")) * code.cost
+            return predicted_step(site, code.choice(late, steps)) * code.cost
 
-        return min(GRADIENTS if self.gradients else DIFFERENCES, key=score)
+        seen = [code for code in DIFFERENCES if code.rank is None or site.sides]
+        return min(GRADIENTS if self.gradients else seen, key=score)
 
 
 def _score(ranks: Ranks, plan: ReplicaPlan) -> float:

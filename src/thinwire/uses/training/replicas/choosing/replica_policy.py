@@ -11,13 +11,24 @@ KEPT_BITS = 21.0  # a kept value of a sparse message: 8 of the value, 12 of its 
 EXACT_BITS = 32.0
 # What ``Entropy(DeadZone(step_for(bits)))`` took a value of AdamW's differences, by ``bits`` (a probe).
 DENSE_BITS = ((0.6, 0.33), (1.2, 1.08))
+# What ``Entropy(Factors(rank))`` took of the same: a level of its factors, and a value of no matrix.
+LEVEL_BITS, LOOSE_BITS = 2.6, 5.0
+
+
+@dataclass(frozen=True)
+class Sides:
+    """The matrices of a model: their rows and columns in all, and how many values are in none."""
+
+    total: int
+    loose: int
 
 
 @dataclass(frozen=True)
 class ReplicaChoice:
     """How a rank exchanges from now on, and why.
 
-    A message is sparse where it has a ``ratio``, a dense code where it has ``bits``, exact with neither.
+    A message is sparse where it has a ``ratio``, a dense code where it has ``bits``, factors of each matrix
+    where it has a ``rank``, exact with none of these.
     ``staleness`` and ``local_steps`` are the same on all ranks. With ``local_steps`` 1 the gradient of each
     step travels, and is applied ``staleness`` steps late; with more, the difference of the parameters, and
     ``staleness`` counts the steps behind which the exchange hides.
@@ -32,11 +43,13 @@ class ReplicaChoice:
     local_steps: int
     reason: str
     predicted: float | None = None  # seconds a step; None while nothing was measured
+    rank: int | None = None  # directions of each matrix
 
     def __post_init__(self) -> None:
-        ratio, bits = self.ratio, self.bits
-        one = ratio is None or bits is None
-        require(one, InputError, f"ratio={ratio} and bits={bits} exclude each other; give one of them")
+        ratio, bits, rank = self.ratio, self.bits, self.rank
+        one = [ratio, bits, rank].count(None) >= 2
+        wrong = f"ratio={ratio}, bits={bits} and rank={rank} exclude each other; give one of them"
+        require(one, InputError, wrong)
         wrong = f"ratio={ratio} is not above 0 and at most 1; give such a share"
         require(ratio is None or 0 < ratio <= 1, InputError, wrong)
         require(bits is None or bits > 0, InputError, f"bits={bits} is not above 0; give bits a value")
@@ -44,11 +57,12 @@ class ReplicaChoice:
         require(late >= 0, InputError, f"staleness={late} is below 0; give a number of steps")
         require(steps >= 1, InputError, f"local_steps={steps} is below 1; give a number of steps")
 
-    @property
-    def bits_per_value(self) -> float:
-        """Bits of a message for each value of the model."""
+    def bits_per_value(self, values: int, sides: Sides | None = None) -> float:
+        """Return the bits of a message for each of the ``values`` of a model with such matrices."""
         if self.ratio is not None:
             return self.ratio * KEPT_BITS
+        if self.rank is not None and sides is not None:
+            return (sides.total * self.rank * LEVEL_BITS + sides.loose * LOOSE_BITS) / values
         if self.bits is None:
             return EXACT_BITS
         (low, few), (high, more) = DENSE_BITS
@@ -59,11 +73,11 @@ class ReplicaChoice:
     @property
     def is_exact(self) -> bool:
         """Whether the values travel as they are, by a ring."""
-        return self.ratio is None and self.bits is None
+        return self.ratio is None and self.bits is None and self.rank is None
 
-    def nbytes(self, values: int) -> int:
+    def nbytes(self, values: int, sides: Sides | None = None) -> int:
         """Return the bytes of a message that stands for ``values`` values."""
-        return int(values * self.bits_per_value / 8)
+        return int(values * self.bits_per_value(values, sides) / 8)
 
 
 @dataclass(frozen=True)
@@ -82,6 +96,7 @@ class ReplicaSite:
     last: ReplicaChoice | None = None
     step: int = 0  # steps done
     steps: int = 0  # steps of the run; 0: not known
+    sides: Sides | None = None  # of its matrices, if it has any
 
     @property
     def is_measured(self) -> bool:

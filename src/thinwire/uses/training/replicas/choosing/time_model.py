@@ -41,7 +41,7 @@ def ring_step(site: ReplicaSite) -> float:
 
 def wire_seconds(site: ReplicaSite, choice: ReplicaChoice) -> float:
     """Return how long a message to every other rank keeps the uplink busy."""
-    return (site.replicas - 1) * choice.nbytes(site.values) / (site.rate or SECONDS)
+    return (site.replicas - 1) * choice.nbytes(site.values, site.sides) / (site.rate or SECONDS)
 
 
 def predicted_step(site: ReplicaSite, choice: ReplicaChoice) -> float:
@@ -114,7 +114,7 @@ def in_use(sites: Sequence[ReplicaSite]) -> list[ReplicaChoice] | None:
 
 def _reason(site: ReplicaSite, choice: ReplicaChoice) -> str:
     wire = wire_seconds(site, choice) + (site.delay or 0.0)
-    nbytes, steps = choice.nbytes(site.values), choice.local_steps
+    nbytes, steps = choice.nbytes(site.values, site.sides), choice.local_steps
     size = f"{_number(nbytes / 1e6)} MB" if nbytes >= 1e6 else f"{_number(nbytes / 1e3)} kB"
     often = "a step" if steps == 1 else f"every {steps} steps"
     late = f", {choice.staleness} late" if steps == 1 else f", behind the next {choice.staleness}"

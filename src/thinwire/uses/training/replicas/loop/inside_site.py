@@ -29,7 +29,7 @@ class InStep:
     def choose(self, sites: Sequence[ReplicaSite]) -> list[ReplicaChoice]:
         """Return the first process's choices. All processes of the site ask at the same time."""
         found = list(self._policy.choose(sites))
-        numbers = [[_number(c.ratio), _number(c.bits), c.staleness, c.local_steps] for c in found]
+        numbers = [[*map(_number, (c.ratio, c.bits, c.rank)), c.staleness, c.local_steps] for c in found]
         told = torch.tensor(numbers, dtype=torch.float64, device=self._device)
         dist.broadcast(told, dist.get_global_rank(self._group, 0), self._group)
         return [_chosen(c, row) for c, row in zip(found, told.tolist(), strict=True)]
@@ -40,8 +40,9 @@ def _number(value: float | None) -> float:
 
 
 def _chosen(own: ReplicaChoice, row: list[float]) -> ReplicaChoice:
-    ratio, bits = (None if math.isnan(x) else x for x in row[:2])
-    return replace(own, ratio=ratio, bits=bits, staleness=int(row[2]), local_steps=int(row[3]))
+    ratio, bits, rank = (None if math.isnan(x) else x for x in row[:3])
+    kept = None if rank is None else int(rank)
+    return replace(own, ratio=ratio, bits=bits, rank=kept, staleness=int(row[3]), local_steps=int(row[4]))
 
 
 class InsideSite:
