@@ -27,6 +27,7 @@ from thinwire.verdicts import refuse
 Cut = tuple[tuple[int, int, int], ...]  # of each matrix: where it begins in the tensor, rows, width
 MOST_RANK = 1024  # times 127 * 127 is below 2**24, up to which float32 has all whole numbers
 _TOP = 127
+_LEAST, _MOST = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
 _PASSES = 2  # of subspace iteration
 
 
@@ -167,7 +168,7 @@ def placed(codec: Codec, cut: Cut) -> Codec:
 
 def _factored(x: Tensor, rank: int, step: float) -> tuple[Tensor, Tensor, Tensor]:
     """Return levels [rows, k] and [k, width], as whole numbers in float32, and the scale of their product."""
-    k, smallest = min(rank, *x.shape), torch.finfo(torch.float32).tiny
+    k, smallest = min(rank, *x.shape), _LEAST
     with torch.autocast(x.device.type, enabled=False):
         peak = x.abs().amax().clamp_min(smallest)
         m = x / peak
@@ -182,17 +183,18 @@ def _factored(x: Tensor, rank: int, step: float) -> tuple[Tensor, Tensor, Tensor
         square.diagonal().add_(1e-6 * square.diagonal().amax() + smallest)
         fitted = torch.linalg.solve_ex(square, left.T @ m)[0]
         right, coarse = _levels(fitted, fine * weakest / x.shape[1] ** 0.5)
-    return left, right, coarse * peak
+        scale = coarse * peak
+    return left, right, torch.where(scale < smallest, 0.0, scale)  # some devices have no denormals
 
 
 def _levels(x: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
     """Return ``x`` as whole numbers of steps, and the step: a larger one where ``step`` needs too many."""
-    step = torch.maximum(step, x.abs().amax() / _TOP).clamp_min(torch.finfo(torch.float32).tiny)
+    step = torch.maximum(step, x.abs().amax() / _TOP).clamp_min(_LEAST)
     return (x / step).round_().clamp_(-_TOP, _TOP), step
 
 
 def _multiply(left: Tensor, right: Tensor, scale: Tensor, out: Tensor) -> None:
-    out.addmm_(left, right, beta=0).mul_(scale)  # in place, which no autocast touches
+    out.addmm_(left, right, beta=0).mul_(scale).clamp_(-_MOST, _MOST)  # in place, which no autocast touches
 
 
 def _seen(flat: Tensor, cut: Cut) -> Iterator[Tensor]:
@@ -246,4 +248,6 @@ def _spread(rest: Tensor, cut: Cut, found: Tensor) -> None:
 
 
 def _shaped(found: Tensor, spec: TensorSpec) -> Tensor:
+    if spec.dtype == torch.float16:
+        found.clamp_(-65504.0, 65504.0)
     return found.to(spec.dtype).reshape(spec.shape)
