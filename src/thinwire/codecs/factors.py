@@ -168,23 +168,27 @@ def placed(codec: Codec, cut: Cut) -> Codec:
 
 def _factored(x: Tensor, rank: int, step: float) -> tuple[Tensor, Tensor, Tensor]:
     """Return levels [rows, k] and [k, width], as whole numbers in float32, and the scale of their product."""
-    k, smallest = min(rank, *x.shape), _LEAST
-    with torch.autocast(x.device.type, enabled=False):
-        peak = x.abs().amax().clamp_min(smallest)
-        m = x / peak
-        right = (uniforms(0, k * x.shape[1], x.device) / 2**31 - 1).to(torch.float32).view(k, -1)
-        for _ in range(_PASSES):
-            left = torch.linalg.qr(m @ right.T)[0]
-            right = left.T @ m
-        size = right.norm(dim=1).sqrt_()  # of each direction, the same on both sides
-        weakest = step * size.amin()
-        left, fine = _levels(left * size, weakest / x.shape[0] ** 0.5)
-        square = left.T @ left
-        square.diagonal().add_(1e-6 * square.diagonal().amax() + smallest)
-        fitted = torch.linalg.solve_ex(square, left.T @ m)[0]
-        right, coarse = _levels(fitted, fine * weakest / x.shape[1] ** 0.5)
-        scale = coarse * peak
-    return left, right, torch.where(scale < smallest, 0.0, scale)  # some devices have no denormals
+    k = min(rank, *x.shape)
+    peak = x.abs().amax().clamp_min(_LEAST)
+    m = x / peak
+    right = (uniforms(0, k * x.shape[1], x.device) / 2**31 - 1).to(torch.float32).view(k, -1)
+    for _ in range(_PASSES):
+        left = torch.linalg.qr(_product(m, right.T))[0]
+        right = _product(left.T, m)
+    size = right.norm(dim=1).sqrt_()  # of each direction, the same on both sides
+    weakest = step * size.amin()
+    left, fine = _levels(left * size, weakest / x.shape[0] ** 0.5)
+    square = _product(left.T, left)
+    square.diagonal().add_(1e-6 * square.diagonal().amax() + _LEAST)
+    fitted = torch.linalg.solve_ex(square, _product(left.T, m))[0]
+    right, coarse = _levels(fitted, fine * weakest / x.shape[1] ** 0.5)
+    scale = coarse * peak
+    return left, right, torch.where(scale < _LEAST, 0.0, scale)  # some devices have no denormals
+
+
+def _product(left: Tensor, right: Tensor) -> Tensor:
+    """Return the product of two matrices, in place of an empty one: no autocast touches that."""
+    return left.new_empty(left.shape[0], right.shape[1]).addmm_(left, right, beta=0)
 
 
 def _levels(x: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
@@ -194,7 +198,7 @@ def _levels(x: Tensor, step: Tensor) -> tuple[Tensor, Tensor]:
 
 
 def _multiply(left: Tensor, right: Tensor, scale: Tensor, out: Tensor) -> None:
-    out.addmm_(left, right, beta=0).mul_(scale).clamp_(-_MOST, _MOST)  # in place, which no autocast touches
+    out.addmm_(left, right, beta=0).mul_(scale).clamp_(-_MOST, _MOST)
 
 
 def _seen(flat: Tensor, cut: Cut) -> Iterator[Tensor]:
