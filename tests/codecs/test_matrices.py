@@ -15,9 +15,9 @@ from torch import Tensor
 from thinwire.channels.channel import Receiver, Scheme, Sender
 from thinwire.channels.memory import Delta, SecondOrderDelta
 from thinwire.codecs import Codec, Entropy, Factors, LowRank, RankOne, Raw, Uniform, roundtrip
-from thinwire.codecs.factors import Cut, placed, within
 from thinwire.codecs.kernels import kernel_calls
 from thinwire.codecs.kernels.bits import unpack
+from thinwire.codecs.matrices.factors import Cut, placed, within
 from thinwire.types import InputError, Payload, PayloadError, TensorSpec
 
 LEVELS = {1: [-1.0, 1.0], 2: [-15 / 8, -9 / 16, 9 / 16, 15 / 8]}

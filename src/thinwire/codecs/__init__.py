@@ -20,10 +20,10 @@ from thinwire.codecs.codec import (
 )
 from thinwire.codecs.deadzone import DeadZone
 from thinwire.codecs.entropy import Entropy
-from thinwire.codecs.factors import Factors
 from thinwire.codecs.fixpoint import FixedPoint
-from thinwire.codecs.lowrank import LowRank
-from thinwire.codecs.rankone import RankOne
+from thinwire.codecs.matrices.factors import Factors
+from thinwire.codecs.matrices.lowrank import LowRank
+from thinwire.codecs.matrices.rankone import RankOne
 from thinwire.codecs.raw import Cast, Raw
 from thinwire.codecs.sparse import HardThreshold, InTurn, RandomK, Rows, TopK
 from thinwire.codecs.tiles import TileAdaptive

@@ -22,7 +22,7 @@ from thinwire.codecs.codec import (
     roundtrip_against,
     tuned,
 )
-from thinwire.codecs.factors import Cut, placed
+from thinwire.codecs.matrices.factors import Cut, placed
 from thinwire.spec import Spec
 from thinwire.types import InputError, Payload, PayloadError, TensorSpec, require
 

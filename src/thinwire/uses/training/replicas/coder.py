@@ -20,7 +20,7 @@ from thinwire.channels.entries import Entries
 from thinwire.channels.memory import NoMemory, parse_memory
 from thinwire.codecs import Codec, InTurn, parse_codec, roundtrip, tuned
 from thinwire.codecs.codec import coded_apart, decoded
-from thinwire.codecs.factors import Cut, placed, within
+from thinwire.codecs.matrices.factors import Cut, placed, within
 from thinwire.staging import Staged, to_host
 from thinwire.types import (
     WRONG_VALUES,

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 import torch
 from torch import Tensor
 
-from thinwire.codecs.factors import Cut
+from thinwire.codecs.matrices.factors import Cut
 from thinwire.staging import to_host
 from thinwire.types import InputError, require
 

@@ -204,21 +204,19 @@ def thinwire(
 
 
 @REPLICAS.register(
-    "factors", "Ours: differences as products of thin matrices, by an outer optimiser.", "docs/replicas.md"
+    "factors", "Ours: differences as the strongest directions of each matrix.", "docs/replicas.md"
 )
 def factors(
-    rank: Annotated[int, Parameter("the directions that are sent of each matrix", 1, 1024)] = 4,
-    every: Annotated[int, EVERY] = 20,
+    rank: Annotated[int, Parameter("the directions that are sent of each matrix", 1, 1024)] = 8,
+    every: Annotated[int, EVERY] = 10,
     late: Annotated[int, LATE] = 0,
-    rate: Annotated[float, RATE] = 1.0,
-    momentum: Annotated[float, MOMENTUM] = 0.0,
 ) -> Made:
     """Send what some steps moved in each matrix as a product of two thin ones, entropy-coded.
 
-    What these do not say stays in the replica's own parameters.
+    Source: low rank as PowerSGD (arXiv 1905.13727) has it of gradients, here of differences [ours]. What the
+    factors do not say stays in the replica's own parameters.
     """
-    scheme = Scheme(Entropy(Factors(rank)))
-    return {EXCHANGE: Differences(scheme, every, min(late, every), rate, momentum, keep=True)}
+    return {EXCHANGE: Differences(Scheme(Entropy(Factors(rank))), every, min(late, every), keep=True)}
 
 
 @REPLICAS.register("auto", "Ours: how often and how small from the live link.", "docs/replicas.md")
@@ -231,7 +229,7 @@ def auto(
         ),
     ] = None,
 ) -> tuple[Made, ReplicaPolicy]:
-    """Choose bits, local steps and delay so that no step waits for the network, and nothing more is lost.
+    """Choose code, local steps and delay so that no step waits for the network, and nothing more is lost.
 
     Differences of parameters under any optimiser; gradients only under plain SGD.
     """

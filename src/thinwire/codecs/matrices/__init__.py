@@ -1,0 +1,1 @@
+"""Codecs that see a tensor as matrices."""
