@@ -35,7 +35,7 @@ TEXT: dict[str, Any] = {"data": "shakespeare", "batch": 8, "seq": 64}
 JOBS = {"gpt2-lab": TEXT | {"steps": 60}, "cnn-fashion": CNN | {"optimizer": "sgd"}}
 RATES = {"gpt2-lab": (5e-4, 1e-3, 2e-3, 4e-3), "cnn-fashion": (0.1, 0.2, 0.4, 0.8)}
 FIXED = {
-    **{name: name for name in ("allreduce", "cocktail", "thinwire", "topk", "dd-ef-sgd")},
+    **{name: name for name in ("allreduce", "cocktail", "thinwire", "factors", "topk", "dd-ef-sgd")},
     **{name: f"{name}:every=20" for name in ("diloco", "sparseloco", "pulseloco", "streaming")},
     "allreduce-bf16": "allreduce-bf16",
 }

@@ -60,17 +60,17 @@ LINKS = {
 }
 # Links that few recipes are run over, by the job that is.
 NARROW: dict[str, dict[str, tuple[str, ...]]] = {
-    "gpt2-lab": {"1.5mbit": ("cocktail", "auto")},
+    "gpt2-lab": {"1.5mbit": ("cocktail", "sparseloco", "factors", "auto")},
     "cnn-fashion": {"0.25mbit": ("cocktail", "deco", "auto")},
 }
 ADAPTIVE = ("deco", "auto")
 FIXED = {
-    **{name: name for name in ("allreduce", "cocktail", "thinwire")},
+    **{name: name for name in ("allreduce", "cocktail", "thinwire", "factors")},
     **{name: name for name in ("allreduce-bf16", "topk", "dd-ef-sgd")},
     **{name: f"{name}:every=20" for name in ("diloco", "sparseloco", "pulseloco", "streaming")},
 }
 RECIPES = FIXED | {name: name for name in ADAPTIVE}
-SEVERAL = ("allreduce", "cocktail", "deco", "thinwire", "auto")  # of three seeds; the others of one
+SEVERAL = ("allreduce", "cocktail", "deco", "thinwire", "factors", "auto")  # of 3 seeds; others of 1
 SEEDS = (0, 1, 2)
 
 
