@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from thinwire.codecs.codec import Codec, Layout, decode_as, fixed_layout, head, require_codec, tuned
-from thinwire.codecs.indices import indices_nbytes, pack_indices, unpack_indices
+from thinwire.codecs.indices import indices_nbytes, marked, pack_indices, unpack_indices
 from thinwire.codecs.kernels.bits import pack, packed_nbytes, unpack
 from thinwire.codecs.kernels.noise import fingerprint, uniforms
 from thinwire.codecs.raw import Raw
@@ -204,9 +204,10 @@ class HardThreshold(Spec):
 
     def encode(self, x: Tensor) -> Payload:
         flat = flattened(x)
-        index = (flat.abs() < self.threshold).logical_not_().nonzero().flatten()  # which keeps a NaN
+        mask = (flat.abs() < self.threshold).logical_not_()  # which keeps a NaN
+        index = marked(mask)
         count = torch.full((1,), index.numel(), dtype=torch.int32, device=x.device)
-        indices, *kept = _chosen(flat, index, self.values)
+        indices, *kept = _chosen(flat, index, self.values, mask)
         return Payload(TensorSpec.of(x), (torch.cat([count.view(torch.uint8), indices]), *kept))
 
     def decode(self, payload: Payload) -> Tensor:
@@ -276,9 +277,9 @@ def _rows_and_width(shape: tuple[int, ...]) -> tuple[int, int]:
     return (math.prod(shape[:-1]), shape[-1]) if shape else (1, 1)
 
 
-def _chosen(flat: Tensor, index: Tensor, values: Codec) -> tuple[Tensor, ...]:
+def _chosen(flat: Tensor, index: Tensor, values: Codec, mask: Tensor | None = None) -> tuple[Tensor, ...]:
     """Return the parts that stand for the values at ``index``: the indices, and what ``values`` makes."""
-    return pack_indices(index, flat.numel()), *values.encode(flat[index]).parts
+    return pack_indices(index, flat.numel(), mask), *values.encode(flat[index]).parts
 
 
 def _spread(payload: Payload, k: int, values: Codec) -> Tensor:

@@ -5,6 +5,7 @@ A rank keeps the payloads of its own messages where they were made, and decodes 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -42,6 +43,8 @@ TOGETHER = 8  # packets in one of a card, where it does not matter where one end
 STAGED = 3 << 26  # bytes that cross between device and host in one copy; of more, several are made
 Found = tuple[int, Verdicts]  # about a packet of which rank, and what
 Part = tuple[slice, Tensor, Verdicts]  # segments, their values, and what is found about these
+Means = tuple[slice, Tensor, Tensor]  # segments, their mean over all ranks, and what this one sent
+Values = Callable[[slice], Tensor]
 
 
 class Coder:
@@ -63,17 +66,19 @@ class Coder:
         self.scheme = scheme
         self._shape, self._tally, self._device = shape, tally, torch.device(device)
         joins = self._device.type != "cpu" and BLOCK % shape[1] == 0 and coded_apart(scheme.codec, BLOCK)
-        self._blocks = list(blocks(shape, TOGETHER if joins else 1))
-        self._entries = [_entries(rows) for rows in self._blocks]
+        self.blocks = list(blocks(shape, TOGETHER if joins else 1))
+        self._entries = [_entries(rows) for rows in self.blocks]
         self._matrices, self._cuts = matrices, dict[tuple[int, int], Cut]()
-        self._kept: list[Payload | None] = [None] * len(self._blocks)
+        self._kept: list[Payload | None] = [None] * len(self.blocks)
         self._decoding: list[Span] = []  # whose seconds nobody has asked the device for yet
         self._messages = 0
 
-    def encode(self, flat: Tensor, codec: Codec | None = None) -> CodedMessage | None:
-        """Return the message for ``flat`` [n, N] and what was kept; what the codec drops is kept.
+    def encode(self, values: Tensor | Values, codec: Codec | None = None) -> CodedMessage | None:
+        """Return the message for values [n, N] and what was kept; what the codec drops is kept.
 
         None where a value is not finite, which the device says along with the packets; then nothing changes.
+        ``values`` may also be what returns those of one block after another. Then what is kept is replaced
+        as it goes, and after None nothing is kept any more.
         """
         codec = codec or self.scheme.codec
         if isinstance(codec, InTurn):
@@ -81,13 +86,17 @@ class Coder:
         start, span, message = perf_counter(), Span(self._device), _Outgoing()
         try:
             with deferred() as message.verdicts:
-                kept = [self._code(flat[rows], k, codec, message) for k, rows in enumerate(self._blocks)]
+                kept = list(self._kept) if isinstance(values, Tensor) else self._kept
+                for k, rows in enumerate(self.blocks):
+                    x = values[rows] if isinstance(values, Tensor) else values(rows)
+                    kept[k] = self._code(x, k, codec, message)
             found = message.arrived(span)
         except WRONG_VALUES:
             if message.is_finite():  # what is not, most codecs refuse
                 raise
-            return None
+            found = None
         if found is None:
+            self._kept = self._kept if isinstance(values, Tensor) else [None] * len(self.blocks)
             return None
         arrived = perf_counter()
         packets = [wire.pack(self._packet(k, repr(c), p)) for k, (c, p) in enumerate(found)]
@@ -103,7 +112,7 @@ class Coder:
         Return whether all of it is finite; where not, nothing changes but ``flat``.
         """
         start = perf_counter()
-        for rows, before in zip(self._blocks, self._kept, strict=True):
+        for rows, before in zip(self.blocks, self._kept, strict=True):
             if before is not None:
                 y = self.scheme.memory.residual(flat[rows], self.scheme.references.decode(before))
                 flat[rows] = y
@@ -111,12 +120,12 @@ class Coder:
         self._tally.compute_s += 0.0 if self._device.type == "cpu" else perf_counter() - start
         if not finite:
             return False
-        self._kept, self._messages = [None] * len(self._blocks), self._messages + 1
+        self._kept, self._messages = [None] * len(self.blocks), self._messages + 1
         return True
 
     def _code(self, x: Tensor, k: int, codec: Codec, message: _Outgoing) -> Payload | None:
         """Add the packet of some segments to a message; return what is kept of them."""
-        memory, before, codec = self.scheme.memory, self._kept[k], self._placed(codec, self._blocks[k])
+        memory, before, codec = self.scheme.memory, self._kept[k], self._placed(codec, self.blocks[k])
         s = None if before is None else self.scheme.references.decode(before)
         y = memory.residual(x, s)
         message.look(y)
@@ -137,49 +146,50 @@ class Coder:
 
     def mean(self, arrived: Arrived) -> Tensor:
         """Return the mean [n, N] of what every rank sent, the same bits on all of them."""
-        return self.mean_and_own(arrived)[0]
-
-    def mean_and_own(self, arrived: Arrived, own: bool = False) -> tuple[Tensor, Tensor]:
-        """Return the mean [n, N], and if ``own`` what this rank sent; else the mean again."""
         if arrived.total is not None:
-            total = divided(arrived.total.view(self._shape), len(arrived.ranks))
-            return total, total
-        span, found, senders = Span(self._device), list[Found](), arrived.senders
+            return divided(arrived.total.view(self._shape), len(arrived.ranks))
         total = torch.empty(self._shape, device=self._device)
-        alone = torch.zeros_like(total) if own else total
-        others = [rank for rank in senders if rank != arrived.rank]
-        there = self._unpacked([packet for rank in others for packet in arrived.packets[rank]])
-        for rank in senders:  # by rank: the order of a sum decides its last bits
-            mine = rank == arrived.rank
-            its = [] if mine else islice(there, len(arrived.packets[rank]))
-            for rows, values, verdicts in self._own(arrived.own) if mine else self._received(rank, its):
-                if rank == senders[0]:
-                    total[rows] = values
-                else:
-                    total[rows].add_(values)
-                if own and mine:
-                    alone[rows] = values
-                found.append((rank, verdicts))
-        divided(total, len(arrived.ranks))
+        for rows, mean, _ in self.means(arrived):
+            total[rows] = mean
+        return total
+
+    def means(self, arrived: Arrived) -> Iterator[Means]:
+        """Yield segments, the mean of what every rank sent of these, and what this one did, to be read alone.
+
+        The means are the same bits on all ranks. What a device finds wrong with a packet is raised behind the
+        last segments. Errors: ``PayloadError`` naming a rank.
+        """
+        span, found = Span(self._device), list[Found]()
+        there = _Unpacked(arrived, self._opened)
+        streams = [
+            self._own(arrived.own) if rank == arrived.rank else self._received(rank, there.of(rank))
+            for rank in arrived.senders
+        ]
+        mine = arrived.senders.index(arrived.rank) if arrived.rank in arrived.senders else None
+        for rows, parts in _together(streams, arrived.senders, self._shape[0], found):
+            total = parts[0] + parts[1] if len(parts) > 1 else parts[0].clone()
+            for values in parts[2:]:  # by rank: the order of a sum decides its last bits
+                total.add_(values)
+            said = torch.zeros_like(total) if mine is None else parts[mine]
+            yield rows, divided(total, len(arrived.ranks)), said
         span.end()
         _settle(found)
         self._decoding.append(span)
         if self._device.type == "cpu":
             self._count_decoding()
-        return total, alone
 
     def of(self, own: Coded) -> Tensor:
         """Return the values [n, N] of a message of this rank."""
         return self.mean(Arrived(0, own, {}))
 
-    def _unpacked(self, packets: Packets) -> Iterator[Packet]:
+    def _opened(self, packets: Packets) -> Iterator[Packet]:
         """Yield packets, on the device."""
         most = TensorSpec((max(1, BLOCK * TOGETHER // self._shape[1]), self._shape[1])).nbytes
-        for batch in _batches(packets):
+        for batch in _batches(packets, 0 if self._device.type == "cpu" else STAGED):
             yield from wire.unpack_all(batch, most, self._device)
 
     def _own(self, coded: Coded) -> Iterator[Part]:
-        for rows, (codec, payload) in zip(self._blocks, coded, strict=True):
+        for rows, (codec, payload) in zip(self.blocks, coded, strict=True):
             with deferred() as verdicts:
                 values = decoded(codec, payload)
             yield rows, values, verdicts
@@ -246,7 +256,7 @@ class Coder:
         if not remembers and not any(name.startswith("residual.") for name in state):
             return
         whole = flat.saved(state, "residual.")
-        self._kept = [self.scheme.references.encode(whole[rows]) for rows in self._blocks]
+        self._kept = [self.scheme.references.encode(whole[rows]) for rows in self.blocks]
 
 
 def blocks(shape: tuple[int, int], packets: int = 1) -> Iterator[slice]:
@@ -349,12 +359,53 @@ class Span:
         return event
 
 
-def _batches(packets: Packets) -> Iterator[Packets]:
-    """Yield packets in batches that cross in one copy each."""
+class _Unpacked:
+    """The packets of all other ranks, unpacked as they are needed: those of the first segments first."""
+
+    def __init__(self, arrived: Arrived, opened: Callable[[Packets], Iterator[Packet]]) -> None:
+        many = {rank: len(packets) for rank, packets in arrived.packets.items()}
+        order = sorted((k / many[rank], rank, k) for rank in many for k in range(many[rank]))
+        self._ranks = iter([rank for _, rank, _ in order])
+        self._packets = opened([arrived.packets[rank][k] for _, rank, k in order])
+        self._waiting: dict[int, deque[Packet]] = {rank: deque() for rank in many}
+
+    def of(self, rank: int) -> Iterator[Packet]:
+        """Yield the packets of a rank."""
+        own = self._waiting[rank]
+        while True:
+            while not own:
+                owner = next(self._ranks, None)
+                if owner is None:
+                    return
+                self._waiting[owner].append(next(self._packets))
+            yield own.popleft()
+
+
+def _together(
+    streams: Sequence[Iterator[Part]], ranks: Sequence[int], end: int, found: list[Found]
+) -> Iterator[tuple[slice, list[Tensor]]]:
+    """Yield segments and what each rank has of them, however they are cut; add what is found about these."""
+    parts: list[tuple[slice, Tensor]] = [(slice(0, 0), torch.empty(0, device="cpu"))] * len(streams)
+    at = 0
+    while at < end:
+        for k, stream in enumerate(streams):
+            if parts[k][0].stop == at:
+                rows, values, verdicts = next(stream)
+                parts[k] = rows, values
+                found.append((ranks[k], verdicts))
+        stop = min(rows.stop for rows, _ in parts)
+        yield slice(at, stop), [values[at - rows.start : stop - rows.start] for rows, values in parts]
+        at = stop
+    for stream in streams:
+        next(stream, None)  # a packet too many is refused
+
+
+def _batches(packets: Packets, most: int) -> Iterator[Packets]:
+    """Yield packets in batches of about ``most`` bytes, which cross in one copy each."""
     start = nbytes = 0
     for k, packet in enumerate(packets):
         nbytes += len(packet)
-        if nbytes >= STAGED:
+        if nbytes >= most:
             yield packets[start : k + 1]
             start, nbytes = k + 1, 0
     if start < len(packets):

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from bisect import bisect_right
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -42,7 +44,8 @@ class FlatParameters:
         self._shapes = {name: real(p.detach()).shape for name, p in self._parameters.items()}
         self.device = next(iter(self._parameters.values())).device
         self._sizes = [shape.numel() for shape in self._shapes.values()]
-        self.numel = sum(self._sizes)
+        self._ordered, self._ends = list(self._parameters.values()), list(accumulate(self._sizes))
+        self.numel = self._ends[-1]
         require(
             self.numel > 0, InputError, "what is trained here has no values; there is nothing to exchange"
         )
@@ -85,6 +88,34 @@ class FlatParameters:
     def parameters(self) -> Tensor:
         """Return the parameters' values [n, N]."""
         return self.flat({name: p.detach() for name, p in self._parameters.items()})
+
+    def read(self, rows: slice) -> Tensor:
+        """Return the parameters' values in some segments, [rows, N], in memory of their own."""
+        out = torch.empty((rows.stop - rows.start, self.shape[1]), device=self.device)
+        pieces = list(self._pieces(rows, out))
+        copy_all([part for _, _, part in pieces], [p.reshape(-1)[span] for p, span, _ in pieces])
+        out.view(-1)[max(0, self.numel - rows.start * self.shape[1]) :].zero_()
+        return out
+
+    def write(self, rows: slice, values: Tensor) -> None:
+        """Write [rows, N] into the parameters that have values in these segments."""
+        targets, parts = list[Tensor](), list[Tensor]()
+        with torch.no_grad():
+            for p, span, part in self._pieces(rows, values):
+                row = p.reshape(-1)  # a view of what lies in one piece
+                if p.is_contiguous():
+                    targets.append(row[span])
+                    parts.append(part)
+                else:
+                    copy_all([row[span]], [part])
+                    p.copy_(row.view(p.shape))
+            copy_all(targets, parts)
+
+    def lost(self, rows: slice, values: Tensor) -> Tensor:
+        """Return [rows, N] less what the parameters hold of it, in the memory of ``values``."""
+        for p, _, part in self._pieces(rows, values):
+            part.sub_(part.to(p.dtype))
+        return values
 
     def gradients(self) -> Tensor:
         """Return the gradients [n, N]; zeros where a parameter has none."""
@@ -132,6 +163,18 @@ class FlatParameters:
         """Return [n, N] by parameter, on the CPU: to be saved."""
         (here,) = to_host([flat]).tensors()
         return {prefix + name: part for name, part in self._parts(here)}
+
+    def _pieces(self, rows: slice, values: Tensor) -> Iterator[tuple[Tensor, slice, Tensor]]:
+        """Yield each parameter that has values in some segments: it, which of its values, and these."""
+        row, width = values.view(-1), self.shape[1]
+        first, last = rows.start * width, min(rows.stop * width, self.numel)
+        for k in range(bisect_right(self._ends, first), len(self._ends)):
+            start = self._ends[k] - self._sizes[k]
+            low, high = max(first, start), min(last, self._ends[k])
+            if low >= high:
+                return
+            span = slice(low - start, high - start)
+            yield real(self._ordered[k].detach()), span, row[low - first : high - first]
 
     def _parts(self, flat: Tensor) -> list[tuple[str, Tensor]]:
         parts = flat.view(-1)[: self.numel].split(self._sizes)

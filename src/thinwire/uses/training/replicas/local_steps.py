@@ -29,7 +29,10 @@ class Fragment:
         self.flat, self.transport, self.controller = flat, transport, transport.controller
         self._coder, self._method, self._next = coder, method, first
         self._shared = flat.parameters()
-        self._sent: Tensor | None = None  # this replica's parameters when it sent, while that is under way
+        self._under_way = False
+        self._level = False  # the parameters are the shared ones, as far as they hold these
+        self._rounded = False  # what is owed is what they do not hold of these
+        self._sent: Tensor | None = None  # this replica's parameters when it sent, where that is asked later
         self._owed: Tensor | None = None  # what this replica trained beside what its parameters show
         self._momentum: Tensor | None = None
         self._due = 0  # the step after which what is under way is applied
@@ -40,70 +43,93 @@ class Fragment:
 
     def exchange(self, step: int) -> None:
         """Apply what is due after ``step`` local steps, and send what is due."""
+        self._level = False
         if step >= self._due:
             self.land()
         if step >= self._next:
-            self.send(step)
-            if step >= self._due:
+            late = min(self.controller.staleness, self.controller.local_steps)
+            self.send(step, late)
+            if not late:
                 self.land()
 
-    def send(self, step: int, drains: bool = False) -> None:
-        """Send how far the parameters are from the shared ones."""
-        own = self.flat.parameters()
-        difference = self._trained(own) - self._shared
-        if not self._method.keep:  # what is dropped is kept by the coder, or here
-            difference, self._owed = self._shown(difference)
-        self.transport.post(self._coder.encode(difference, self.controller.codec), drains=drains)
-        self._sent, self._last = own, step
-        self._due = step + min(self.controller.staleness, self.controller.local_steps)
+    def send(self, step: int, late: int = 0, drains: bool = False) -> None:
+        """Send how far the parameters are from the shared ones; ``late``: steps until that is applied."""
+        asked = late > 0 and not self._method.keep and self._method.alpha is None
+        self._sent = torch.empty_like(self._shared) if asked else None
+        if self._method.visible is not None and self._owed is None:
+            self._owed = self._nothing()
+        message = self._coder.encode(self._difference, self.controller.codec)
+        self.transport.post(message, drains=drains)
+        if not self._method.keep and self._method.visible is None:
+            self._owed, self._rounded = None, False  # all is sent, and what is dropped is kept by the coder
+        self._under_way, self._last, self._due = True, step, step + late
         self._next = step + self.controller.local_steps
 
-    def _shown(self, difference: Tensor) -> tuple[Tensor, Tensor | None]:
-        """Return what of a difference is sent, and what is left."""
-        if self._method.visible is None:
-            return difference, None
-        low = getattr(torch, self._method.visible)
-        left = (self._shared + difference).to(low) == self._shared.to(low)
-        return difference.masked_fill(left, 0.0), difference * left
+    def _difference(self, rows: slice) -> Tensor:
+        """Return what is to be sent of some segments, and keep what is not."""
+        own = self.flat.read(rows)
+        if self._sent is not None:
+            self._sent[rows] = own
+        difference = self._trained(rows, own).sub_(self._shared[rows])
+        if self._method.visible is not None and self._owed is not None:
+            shared, low = self._shared[rows], getattr(torch, self._method.visible)
+            left = (shared + difference).to(low) == shared.to(low)
+            torch.mul(difference, left, out=self._owed[rows])
+            difference.masked_fill_(left, 0.0)
+        return difference
 
     def land(self) -> None:
         """Move the shared parameters by what is under way, if anything is, and go on from them.
 
-        The plan that comes with it may bring the next exchange forward, or put it off.
+        The plan that comes with it may bring the next exchange forward, or put it off. A packet that does not
+        decode ends the training: segments before it have moved.
         """
-        sent = self._sent
-        if sent is None:
+        if not self._under_way:
             return
         before = self.controller.local_steps
         arrived = self.transport.oldest()
         self._check_together(arrived)
         self._next = max(self._next + self.controller.local_steps - before, self._due)
         if not arrived.senders:
-            self._sent = None
+            self._under_way = False
             return
-        mean, said = self._coder.mean_and_own(arrived, self._method.keep)
-        step = self._method.rate * self._outer(mean)
-        self._shared.add_(step)
-        onward = self._onward(step, sent, said)
-        self._put(onward, onward if self._method.keep else self._trained(onward))
-        self._sent = None
+        level = not self._method.keep and self._method.alpha is None and self._sent is self._owed is None
+        for rows, mean, said in self._coder.means(arrived):
+            step = self._outer(rows, mean)
+            self._shared[rows].add_(step)
+            if level:
+                self.flat.write(rows, self._shared[rows] + 0.0)
+            else:
+                self._go_on(rows, step, said)
+        if self._method.keep and self.flat.is_exact:
+            self._owed = None
+        self._level, self._rounded = level, level and not self.flat.is_exact
+        self._under_way, self._sent = False, None
+        self.moved += 1
 
-    def _onward(self, step: Tensor, sent: Tensor, said: Tensor) -> Tensor:
-        """Return the parameters from which this replica goes on, the shared ones having moved by ``step``."""
-        own, method = self.flat.parameters(), self._method
+    def _go_on(self, rows: slice, step: Tensor, said: Tensor) -> None:
+        """Let some segments of this replica go on, the shared ones having moved by ``step``."""
+        shared, method = self._shared[rows], self._method
         if method.keep:
-            return self._trained(own) + (step - said)
+            own = self._trained(rows, self.flat.read(rows)).add_(step.sub_(said))
+            self._put(rows, own, own)
+            return
         if method.alpha is not None:
-            return torch.lerp(self._shared, own, method.alpha)
-        return self._shared + (own - sent)
+            own = torch.lerp(shared, self.flat.read(rows), method.alpha)
+        else:
+            moved = 0.0 if self._sent is None else self.flat.read(rows).sub_(self._sent[rows])
+            own = shared + moved
+        self._put(rows, own, own if self._owed is None else own + self._owed[rows])
 
-    def _outer(self, mean: Tensor) -> Tensor:
+    def _outer(self, rows: slice, mean: Tensor) -> Tensor:
         """Return the step of the outer optimiser along ``mean``, by Nesterov's momentum."""
         mu = self._method.momentum
-        if not mu:
-            return mean
-        self._momentum = mean.clone() if self._momentum is None else self._momentum.mul_(mu).add_(mean)
-        return mean + mu * self._momentum
+        if mu:
+            if self._momentum is None:
+                self._momentum = self._nothing()
+            momentum = self._momentum[rows].mul_(mu).add_(mean)
+            mean.add_(mu * momentum)
+        return mean.mul_(self._method.rate)
 
     def _check_together(self, arrived: Arrived) -> None:
         """Raise ``InputError``, on all ranks, where some drain and others go on for longer than an exchange.
@@ -121,10 +147,13 @@ class Fragment:
     def flush(self, step: int, drains: bool = False) -> None:
         """Send what was trained since the last exchange, if anything was; ``drains``: or that nothing was."""
         if step > self._last:
-            self.send(step, drains)
+            self.send(step, drains=drains)
         elif drains:
+            if self._rounded and not self.flat.is_exact:
+                self._owed = self._all_lost()
+            self._rounded = self._level = False
             self.transport.post(CodedMessage((), ()), drains=True)
-            self._sent = self.flat.parameters()
+            self._under_way = True
 
     def is_due(self, step: int) -> bool:
         """Say whether ``step`` local steps are followed by a message."""
@@ -132,26 +161,45 @@ class Fragment:
 
     def settle(self) -> None:
         """Leave the shared parameters in the model, and owe the others what it had beside them."""
-        self._put(self._shared, onward=self._trained(self.flat.parameters()))
-
-    def _trained(self, own: Tensor) -> Tensor:
-        """Return what this replica has trained, whose parameters are ``own``, with what these do not show."""
-        return own if self._owed is None else own + self._owed
-
-    def _put(self, flat: Tensor, onward: Tensor) -> None:
-        """Write ``flat`` into the parameters, of a replica that goes on from ``onward``."""
-        self.flat.put_parameters(flat)
         self.moved += 1
-        if onward is flat and self.flat.is_exact:
-            self._owed = None
-        else:
-            self._owed = onward - self.flat.parameters()
+        if self._level:
+            self.put_shared()
+            self._rounded = True
+            return
+        for rows in self._coder.blocks:
+            self._put(rows, self._shared[rows], self._trained(rows, self.flat.read(rows)))
+
+    def _trained(self, rows: slice, own: Tensor) -> Tensor:
+        """Return what this replica has trained, whose parameters are ``own``, with what these do not show."""
+        if self._rounded:
+            return own.add_(self.flat.lost(rows, self._shared[rows] + 0.0))
+        return own if self._owed is None else own.add_(self._owed[rows])
+
+    def _all_lost(self) -> Tensor:
+        return self.flat.lost(slice(0, len(self._shared)), self._shared + 0.0)
+
+    def _put(self, rows: slice, values: Tensor, onward: Tensor) -> None:
+        """Write segments into the parameters, of a replica that goes on from ``onward``."""
+        self.flat.write(rows, values)
+        if onward is values and self.flat.is_exact:
+            return
+        if self._owed is None:
+            self._owed = self._nothing()
+        self._owed[rows] = onward.sub_(self.flat.read(rows))
+
+    def _nothing(self) -> Tensor:
+        """Return a place for values, to which these can be added before: x + -0.0 is x, also for -0.0."""
+        return torch.full_like(self._shared, -0.0)
 
     def swap(self) -> Tensor:
         """Put the shared parameters into the model; return what was there."""
         own = self.flat.parameters()
-        self.flat.put_parameters(self._shared)
+        self.put_shared()
         return own
+
+    def put_shared(self) -> None:
+        """Leave the shared parameters in the model, and forget what was there."""
+        self.flat.put_parameters(self._shared)
 
     def state_dict(self) -> dict[str, Tensor]:
         """Return shared parameters, momentum and residuals by parameter, and where the counts are."""
@@ -160,6 +208,8 @@ class Fragment:
         state |= self.flat.named(self._shared, "shared.")
         if self._momentum is not None:
             state |= self.flat.named(self._momentum, "momentum.")
+        if self._rounded:
+            state |= self.flat.named(self._all_lost(), "owed.")
         if self._owed is not None:
             state |= self.flat.named(self._owed, "owed.")
         return state | self._coder.state_dict(self.flat)
@@ -168,6 +218,7 @@ class Fragment:
         """Load what ``state_dict`` returned."""
         self.transport.number, self._next, self._last = state["counts"].tolist()
         self._shared = self.flat.saved(state, "shared.")
+        self._level = self._rounded = False
         if any(name.startswith("momentum.") for name in state):
             self._momentum = self.flat.saved(state, "momentum.")
         if any(name.startswith("owed.") for name in state):
@@ -200,7 +251,7 @@ class LocalSteps(Synchroniser):
 
     def settle(self) -> None:
         for fragment in self._fragments:
-            fragment.swap()
+            fragment.put_shared()
 
     @property
     def is_due(self) -> bool:
