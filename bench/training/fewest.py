@@ -1,9 +1,9 @@
 """Loss against bytes of long runs: ``make bench-fewest``.
 
 Four replicas of the small GPT-2 train for 500 steps with AdamW on a text that no recipe was tuned on, over an
-unlimited link: of each recipe the bits a rank sends for each parameter and step, to one other rank and to all,
-and the held-out loss beside that of ``allreduce``. ``python -m bench.training.fewest [RECIPE]``: the cells that
-have this word.
+unlimited link. Of each recipe: the bits for each parameter and step that a rank sends to one other, and the
+held-out loss beside that of ``allreduce``. ``python -m bench.training.fewest [RECIPE]``: the cells that have
+this word.
 """
 
 from __future__ import annotations
