@@ -231,17 +231,17 @@ class LocalSteps(Synchroniser):
 
     def __init__(self, fragments: Sequence[Fragment]) -> None:
         super().__init__(fragments[0].transport.tally, [fragment.transport for fragment in fragments])
-        self._fragments = fragments
+        self.fragments = fragments
 
     def step(self, apply: Apply) -> None:
         with self._timed():
             self._apply(apply)
             self._steps += 1
-            for fragment in self._fragments:
+            for fragment in self.fragments:
                 fragment.exchange(self._steps)
 
     def drain(self, apply: Apply) -> None:
-        for fragment in self._fragments:
+        for fragment in self.fragments:
             fragment.land()
         self._pause()
 
@@ -250,18 +250,18 @@ class LocalSteps(Synchroniser):
         self.settle()
 
     def settle(self) -> None:
-        for fragment in self._fragments:
+        for fragment in self.fragments:
             fragment.put_shared()
 
     @property
     def is_due(self) -> bool:
         """Whether the next step is followed by a message."""
-        return any(fragment.is_due(self._steps + 1) for fragment in self._fragments)
+        return any(fragment.is_due(self._steps + 1) for fragment in self.fragments)
 
     @property
     def moved(self) -> int:
         """How often exchanges have moved parameters."""
-        return sum(fragment.moved for fragment in self._fragments)
+        return sum(fragment.moved for fragment in self.fragments)
 
     def gather(self) -> None:
         """Exchange all that was trained, and leave the shared parameters in the model to go on from.
@@ -269,40 +269,40 @@ class LocalSteps(Synchroniser):
         Errors: ``InputError``, on all ranks, where another one goes on stepping instead.
         """
         self.drain(nothing)
-        waiting = list(self._fragments)
+        waiting = list(self.fragments)
         while waiting:
             for fragment in waiting:
                 fragment.flush(self._steps, drains=True)
             for fragment in waiting:
                 fragment.land()
             waiting = [fragment for fragment in waiting if not fragment.drained]
-        for fragment in self._fragments:
+        for fragment in self.fragments:
             fragment.settle()
 
     def _flush(self) -> None:
         """Exchange what is under way, and then all that was trained since."""
         self.drain(nothing)
-        for fragment in self._fragments:
+        for fragment in self.fragments:
             fragment.flush(self._steps)
-        for fragment in self._fragments:
+        for fragment in self.fragments:
             fragment.land()
 
     @contextmanager
     def shared(self) -> Iterator[None]:
-        own = [fragment.swap() for fragment in self._fragments]
+        own = [fragment.swap() for fragment in self.fragments]
         yield
-        for fragment, flat in zip(self._fragments, own, strict=True):
+        for fragment, flat in zip(self.fragments, own, strict=True):
             fragment.flat.put_parameters(flat)
 
     def state_dict(self) -> dict[str, Tensor]:
         state = {"steps": torch.tensor(self._steps, device="cpu")}
-        for k, fragment in enumerate(self._fragments):
+        for k, fragment in enumerate(self.fragments):
             state |= {f"{k}.{name}": x for name, x in fragment.state_dict().items()}
         return state
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         self._steps = int(state["steps"])
-        for k, fragment in enumerate(self._fragments):
+        for k, fragment in enumerate(self.fragments):
             fragment.load_state_dict(under(state, f"{k}."))
 
 
