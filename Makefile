@@ -85,7 +85,7 @@ bench-replicas: setup  ## Every recipe of replicas over every link, to one loss 
 bench-rates: setup  ## The learning rate of each recipe of replicas (an hour; goes on where it stopped; needs THINWIRE_DATA)
 	$(BIN)/python -m bench.training.rates recipes
 
-bench-fewest: setup  ## Loss against bytes of long runs of replicas (three hours; goes on where it stopped; needs THINWIRE_DATA)
+bench-fewest: setup  ## Loss against bytes of long runs of replicas (three quarters of an hour; goes on where it stopped; needs THINWIRE_DATA)
 	$(BIN)/python -m bench.training.fewest
 
 bench-coder: setup  ## What an exchange of replicas costs beside training, GPT-2 124M (a quarter of an hour; goes on where it stopped)

@@ -30,7 +30,7 @@ REPLICAS = 4
 JOB: dict[str, Any] = {
     "model": "gpt2-lab",
     "steps": 500,
-    "batch": 32,
+    "batch": 8,
     "seq": 64,
     "eval_every": 100,
     "eval_samples": 128,
