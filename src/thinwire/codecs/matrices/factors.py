@@ -99,7 +99,7 @@ class Factors(Spec):
         check_size(spec)
         cut = self._read(payload)
         scales, left, right = payload.parts[1:4]
-        found, done = torch.empty(spec.numel, device=scales.device), [0, 0]
+        found, done = torch.empty(spec.numel, dtype=torch.float32, device=scales.device), [0, 0]
         for scale, out in zip(scales.unbind(), _seen(found, cut), strict=True):
             k, factors = min(self.rank, *out.shape), []
             for side, levels in enumerate((left, right)):
@@ -171,7 +171,7 @@ def _factored(x: Tensor, rank: int, step: float) -> tuple[Tensor, Tensor, Tensor
     k = min(rank, *x.shape)
     peak = x.abs().amax().clamp_min(_LEAST)
     m = x / peak
-    right = (uniforms(0, k * x.shape[1], x.device) / 2**31 - 1).to(torch.float32).view(k, -1)
+    right = (uniforms(0, k * x.shape[1], x.device).to(torch.float32) / 2**31 - 1).view(k, -1)
     for _ in range(_PASSES):
         left = torch.linalg.qr(_product(m, right.T))[0]
         right = _product(left.T, m)

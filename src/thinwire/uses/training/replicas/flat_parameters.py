@@ -171,8 +171,10 @@ class FlatParameters:
         for k in range(bisect_right(self._ends, first), len(self._ends)):
             start = self._ends[k] - self._sizes[k]
             low, high = max(first, start), min(last, self._ends[k])
-            if low >= high:
+            if start >= last:
                 return
+            if low >= high:  # an empty parameter
+                continue
             span = slice(low - start, high - start)
             yield real(self._ordered[k].detach()), span, row[low - first : high - first]
 
