@@ -20,7 +20,7 @@ LOCAL_STEPS = {5: 0.98, 10: 1.0, 20: 1.07, 50: 1.15}  # 5 by a probe, the others
 HIDDEN = (0, 1, 2, 5, 10, 20, 50)  # steps behind which a round's message may travel, a round at most
 HIDDEN_COST = 0.15  # of a whole round: measured, 6.390 nats for 10 of 10 steps, 6.437 for 20 of 20
 STALENESS = {0: 1.0, 1: 1.02, 2: 1.04, 3: 1.15, 4: 1.3}  # probe: fine up to 2, unstable between 2 and 4
-ROUNDS = 10  # of a run at least, where local steps are raised: what is shared is half a round old
+ROUNDS = 7  # of a run at least, where local steps are raised: what is shared is half a round old
 
 
 @dataclass(frozen=True)
