@@ -9,19 +9,16 @@ this word.
 from __future__ import annotations
 
 import gzip
-import shutil
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from statistics import median
-from tempfile import TemporaryDirectory
 from typing import Any, NamedTuple
 
 from bench.study.cells import Kept, run_study
 from bench.study.runs import trained
-from thinwire.runs.machine.cache import cache_folder
-from thinwire.types import InputError, require
+from thinwire.runs.data.debian import unpacked_package
+from thinwire.runs.machine.cache import cache_folder, scratch_for
 
 KEPT = Kept("fewest")
 PACKAGE = "jargon-text"  # Debian's, of the Jargon File: 1.4 MB of English in the public domain
@@ -57,16 +54,8 @@ def text() -> Path:
     """Return the text's file, fetched once from Debian's package without installing it."""
     file = cache_folder() / f"{PACKAGE}.txt"
     if not file.exists():
-        for program in ("apt-get", "dpkg-deb"):
-            there = shutil.which(program) is not None
-            require(there, InputError, f"this machine has no {program} to fetch {PACKAGE} with")
-        with TemporaryDirectory() as folder:
-            run = {"cwd": folder, "check": True, "capture_output": True}
-            subprocess.run(["apt-get", "download", PACKAGE], **run)  # type: ignore[call-overload]
-            archive = next(Path(folder).glob(f"{PACKAGE}_*.deb"))
-            subprocess.run(["dpkg-deb", "-x", str(archive), "unpacked"], **run)  # type: ignore[call-overload]
-            packed = next(Path(folder, "unpacked").rglob("jargon.txt.gz"))
-            file.parent.mkdir(parents=True, exist_ok=True)
+        with scratch_for(file) as scratch:
+            packed = next(unpacked_package(PACKAGE, scratch).rglob("jargon.txt.gz"))
             file.write_bytes(gzip.decompress(packed.read_bytes()))
     return file
 

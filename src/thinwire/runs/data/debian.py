@@ -43,25 +43,29 @@ def fetch_fashion(told: Told = silent) -> Path:
     told(f"fetching {FASHION}, 31 MB, once")
     with scratch_for(folder) as scratch, new_folder(folder) as work:
         try:
-            keep_files(_from_debian(scratch, told), work)
+            keep_files(unpacked_package(PACKAGE, scratch, told) / PACKAGED.relative_to("/"), work)
         except InputError as e:
             keep_files(_from_authors(scratch / "own", str(e), told), work, UPSTREAM)
     return folder
 
 
-def _from_debian(scratch: Path, told: Told) -> Path:
+def unpacked_package(package: str, scratch: Path, told: Told = silent) -> Path:
+    """Fetch one of Debian's packages into ``scratch``, and return the folder of its files, not installed.
+
+    Errors: ``InputError`` where this machine has no apt, or apt does not fetch it.
+    """
     for program in ("apt-get", "dpkg-deb"):
         there = shutil.which(program) is not None
-        require(there, InputError, f"this machine has no {program} to fetch {PACKAGE} with")
-    if not _run(["apt-get", "download", PACKAGE], scratch, told):
+        require(there, InputError, f"this machine has no {program} to fetch {package} with")
+    if not _run(["apt-get", "download", package], package, scratch, told):
         for name in ("lists/partial", "cache/archives/partial"):
             (scratch / name).mkdir(parents=True)
-        for words in (["update"], ["download", PACKAGE]):
-            _run(["apt-get", *LISTS, *words], scratch, told, must=True)
-    archives = sorted(scratch.glob(f"{PACKAGE}_*.deb"))
-    require(len(archives) == 1, InputError, f"apt-get download left no {PACKAGE}")
-    _run(["dpkg-deb", "-x", str(archives[0]), "unpacked"], scratch, told, must=True)
-    return scratch / "unpacked" / PACKAGED.relative_to("/")
+        for words in (["update"], ["download", package]):
+            _run(["apt-get", *LISTS, *words], package, scratch, told, must=True)
+    archives = sorted(scratch.glob(f"{package}_*.deb"))
+    require(len(archives) == 1, InputError, f"apt-get download left no {package}")
+    _run(["dpkg-deb", "-x", str(archives[0]), "unpacked"], package, scratch, told, must=True)
+    return scratch / "unpacked"
 
 
 def _from_authors(folder: Path, before: str, told: Told) -> Path:
@@ -104,14 +108,14 @@ def _hash(file: Path, whose: str) -> str:
         raise InputError(f"{file.name} of {whose} does not unpack ({e}); {REMEDY}") from e
 
 
-def _run(command: Sequence[str], folder: Path, told: Told, must: bool = False) -> bool:
+def _run(command: Sequence[str], package: str, folder: Path, told: Told, must: bool = False) -> bool:
     """Run a program in ``folder`` and return whether it worked; ``InputError`` if it must and does not."""
     english = os.environ | {"LC_ALL": "C"}
     try:
         done = download(command, folder, FASHION, told, env=english)
     except subprocess.TimeoutExpired as e:
-        raise InputError(f"{command[0]} took too long for {PACKAGE}") from e
+        raise InputError(f"{command[0]} took too long for {package}") from e
     errors = [line for line in done.stderr.splitlines() if line.strip() and not line.startswith("W:")]
     why = errors[-1].strip() if errors else f"exit code {done.returncode}"
-    require(done.returncode == 0 or not must, InputError, f"{command[0]} fails for {PACKAGE} ({why})")
+    require(done.returncode == 0 or not must, InputError, f"{command[0]} fails for {package} ({why})")
     return done.returncode == 0
