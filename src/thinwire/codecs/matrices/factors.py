@@ -18,6 +18,7 @@ from torch import Tensor
 from thinwire.codecs.codec import Codec, decoded, require_codec, roundtrip
 from thinwire.codecs.kernels.noise import uniforms
 from thinwire.codecs.kernels.scales import matrices
+from thinwire.codecs.matrices.lowrank import check_finite
 from thinwire.codecs.sparse import check_size
 from thinwire.codecs.uniform import Uniform
 from thinwire.spec import Spec
@@ -78,8 +79,7 @@ class Factors(Spec):
     def roundtrip(self, x: Tensor) -> tuple[Payload, Tensor]:
         spec, cut = TensorSpec.of(x), self.cut_of(TensorSpec.of(x))
         values = x.detach().to(torch.float32).reshape(-1)
-        if values.numel():
-            refuse(~torch.stack(torch.aminmax(values)).isfinite().all(), _not_finite)
+        check_finite(values)
         found, each = torch.empty_like(values), []
         for matrix, out in zip(_seen(values, cut), _seen(found, cut), strict=True):
             each.append(_factored(matrix, self.rank, self.step))
@@ -213,10 +213,6 @@ def _where(cut: Cut, device: torch.device) -> Tensor:
 def _joined(parts: Sequence[Tensor], dtype: torch.dtype, x: Tensor) -> Tensor:
     flat = [part.to(dtype).flatten() for part in parts]
     return torch.cat(flat) if flat else torch.empty(0, dtype=dtype, device=x.device)
-
-
-def _not_finite() -> InputError:
-    return InputError("a NaN or infinite value has no near matrix; look for the overflow that made it")
 
 
 def within(cut: Cut, start: int, stop: int) -> Cut:

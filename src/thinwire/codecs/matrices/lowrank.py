@@ -53,8 +53,7 @@ class LowRank(Spec):
     def encode(self, x: Tensor) -> Payload:
         spec = TensorSpec.of(x)
         values = x.detach().to(torch.float64).contiguous().reshape(matrices(spec))
-        if values.numel():
-            refuse(~torch.stack(torch.aminmax(values)).isfinite().all(), _not_finite)
+        check_finite(values)
         left, right = _factors(values, self._kept(spec))
         (u, rows), (v, columns) = _integers(left, _ROWS), _integers(right, _COLUMNS)
         return Payload(spec, (u.flatten(), v.flatten(), rows.flatten(), columns.flatten()))
@@ -85,8 +84,11 @@ class LowRank(Spec):
         return min(self.rank, *matrices(spec)[1:])
 
 
-def _not_finite() -> InputError:
-    return InputError("a NaN or infinite value has no near matrix; look for the overflow that made it")
+def check_finite(values: Tensor) -> None:
+    """Refuse values of matrices that are not finite: ``InputError``, without a wait for a device."""
+    text = "a NaN or infinite value has no near matrix; look for the overflow that made it"
+    if values.numel():
+        refuse(~torch.stack(torch.aminmax(values)).isfinite().all(), lambda: InputError(text))
 
 
 def _factors(x: Tensor, k: int) -> tuple[Tensor, Tensor]:

@@ -124,8 +124,9 @@ def _ends(
 
 def sides_of(flat: FlatParameters) -> Sides | None:
     """Return the sides of the matrices that are exchanged; None where there are none."""
-    within = sum(rows * width for _, rows, width in flat.matrices)
-    total = sum(rows + width for _, rows, width in flat.matrices)
+    matrices = flat.matrices
+    within = sum(rows * width for _, rows, width in matrices)
+    total = sum(rows + width for _, rows, width in matrices)
     return Sides(total, flat.numel - within) if total else None
 
 
