@@ -53,7 +53,7 @@ def test_each_gets_the_message_of_every_other_for_the_step_it_asks_for(world: in
         for exchange in exchanges:
             exchange.drain(LONG)
             exchange.close()
-    assert threads() == before
+    assert threads() <= before
 
 
 def test_a_buffer_is_free_once_it_is_posted() -> None:

@@ -21,7 +21,7 @@ def boxes() -> Iterator[tuple[Mailbox, Mailbox]]:
     yield a, b
     a.close()
     b.close()
-    assert threading.active_count() == before
+    assert threading.active_count() <= before
 
 
 def test_messages_are_filed_by_tag_in_order(boxes: tuple[Mailbox, Mailbox]) -> None:

@@ -53,7 +53,7 @@ def test_every_rank_reaches_every_other_and_nothing_is_left() -> None:
             assert peer.mailbox.get(b"hello", LONG, "hello") == b"%d to %d" % (other, me)
             assert peer.meter.sent["forward"].messages == peer.meter.received["forward"].messages == 1
     _close(ranks)
-    assert threads() == before
+    assert threads() <= before
 
 
 def test_shape_and_token_apply() -> None:
@@ -136,7 +136,7 @@ def test_a_wrong_token_is_an_auth_error_on_both_sides_and_leaves_nothing() -> No
         for r, m in enumerate(made):
             with pytest.raises(AuthError, match=f"rank {1 - r} .*THINWIRE_TOKEN"):
                 m.result(60)
-    assert threads() == before
+    assert threads() <= before
 
 
 def test_a_rank_that_does_not_come_is_named() -> None:

@@ -195,7 +195,7 @@ def test_close_flushes_and_leaves_no_thread() -> None:
     with pytest.raises(LinkError):
         shaped.send(b"more").result(0)
     shaped.close()
-    assert threading.active_count() == before
+    assert threading.active_count() <= before
 
 
 def test_no_shape_passes_through_without_a_thread() -> None:
@@ -205,7 +205,7 @@ def test_no_shape_passes_through_without_a_thread() -> None:
     with shaped.lifted():
         shaped.send(b"x")
     assert b.recv().result(0) == b"x"
-    assert threading.active_count() == before
+    assert threading.active_count() <= before
     shaped.close()
 
 

@@ -51,12 +51,12 @@ def test_an_error_in_one_thread_undoes_what_the_others_did(monkeypatch: pytest.M
     with pytest.raises(InputError, match="lossy has NaN"):
         history.publish(state)
     assert history.newest == before and history._words.hash() == words.hash() == before.hash
-    assert threading.active_count() == running
+    assert threading.active_count() <= running
 
 
 def test_what_is_left_is_not_begun() -> None:
-    begun: list[int] = []
+    begun, others = list[int](), set(threading.enumerate())  # readings that tests let go live until collected
     for _ in in_order(lambda i: begun.append(i), range(1000)):
         break
     assert len(begun) < 1000
-    assert not [t for t in threading.enumerate() if t.name.startswith("words")]
+    assert not [t for t in threading.enumerate() if t.name.startswith("words") and t not in others]

@@ -367,7 +367,7 @@ def test_no_thread_is_left() -> None:
     with over_proxy() as (a, b, _):
         a.send(b"x")
         b.recv().result(LONG)
-    assert threads() == before
+    assert threads() <= before
 
 
 class Breaking(Faulty):

@@ -219,7 +219,7 @@ def test_close_leaves_no_thread_and_no_descriptor(token: bytes | None) -> None:
         with pytest.raises(LinkError, match="this end closed"):
             waiting.result(0)
         a.close()  # twice is safe
-    assert threading.active_count() == threads
+    assert threading.active_count() <= threads
     assert descriptors() < before + 3  # one a round at least would be left; others open some of their own
 
 

@@ -54,7 +54,7 @@ def test_three_ranks_meet_without_a_store_and_nothing_is_left() -> None:
         assert (counts.pairs, counts.refused, counts.strangers) == (3, 0, 0)
         assert counts.nbytes > 6 * 300_000
     assert all(line.startswith("pair ") and "127.0.0.1 sent " in line for line in relay.lines)
-    assert threads() == before
+    assert threads() <= before
 
 
 def test_only_ciphertext_passes_the_relay_and_little_else() -> None:

@@ -169,6 +169,7 @@ def moves(patch: Patch, words: Words, held: Version, reading: SectionReading | N
     """
     if isinstance(reading, Reading) and reading.of(words, held):
         return reading.finish(patch)
+    _given_up(reading)
     return Reading(words, held).finish(patch)
 
 
@@ -176,7 +177,14 @@ def whole(patch: Patch, layout: Layout, reading: SectionReading | None = None) -
     """Return the words of a keyframe, of which ``reading`` may have read some. Errors: as ``moves``."""
     if isinstance(reading, KeyframeReading) and reading.of(layout):
         return reading.finish(patch)
+    _given_up(reading)
     return KeyframeReading(layout).finish(patch)
+
+
+def _given_up(reading: SectionReading | None) -> None:
+    """End the threads of what was read for other words: the patch is read anew."""
+    if reading is not None:
+        reading.close()
 
 
 def between(before: Words, after: Words) -> list[Move]:
