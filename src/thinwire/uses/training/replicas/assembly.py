@@ -116,10 +116,16 @@ def _ends(
             network.link,
             exchange.rank,
             exchange.ranks,
-            ReplicaSite(flat.numel, len(exchange.ranks), steps=plan.steps, sides=sides_of(flat)),
+            _site(flat, len(exchange.ranks), network, plan),
         )
     transport = Transport(exchange, controller, tally, network.deadline, sums)
     return transport, Coder(scheme, flat.shape, tally, flat.device, flat.matrices)
+
+
+def _site(flat: FlatParameters, replicas: int, network: Network, plan: Adaptation) -> ReplicaSite:
+    """Return this rank's site with nothing measured yet."""
+    sides = sides_of(flat)
+    return ReplicaSite(flat.numel, replicas, steps=plan.steps, sides=sides, restarts=network.restarts)
 
 
 def sides_of(flat: FlatParameters) -> Sides | None:

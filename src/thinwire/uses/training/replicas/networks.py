@@ -34,12 +34,14 @@ class Network:
     """How replicas reach each other: exchanges and sums by name, and what is known of this rank's link.
 
     ``link`` returns its rate, bytes/s, and one-way delay, seconds. ``deadline``: seconds without any data.
+    ``restarts``: whether TCP begins with a small window there after each pause.
     """
 
     messages: Callable[[str], Exchange]
     sums: Callable[[str], Reduction]
     link: Link = lambda: (None, None)
     deadline: float = 60.0
+    restarts: bool = False
 
 
 def place_among(peers: Mapping[int, Peer]) -> int:
@@ -58,6 +60,7 @@ def over_mesh(
         lambda name: MeshReduction(rank, peers, chosen, name),
         lambda: _slowest(others),
         deadline,
+        any(peer.restarts for peer in others),
     )
 
 

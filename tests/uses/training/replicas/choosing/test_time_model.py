@@ -13,6 +13,7 @@ from thinwire.uses.training.replicas.choosing.time_model import (
     local_step,
     predicted_step,
     ring_step,
+    transit_seconds,
 )
 
 STEPS = 600
@@ -111,3 +112,14 @@ def test_dense_bits_are_those_measured() -> None:
 def test_what_is_no_choice_is_refused(wrong: dict[str, float]) -> None:
     with pytest.raises(InputError, match="; give "):
         choice(**wrong)  # type: ignore[arg-type]
+
+
+def test_after_a_pause_tcp_opens_its_window_round_by_round() -> None:
+    """600 kB at 2.5 MB/s and 60 ms of round trip took 0.42 s behind kernel TCP, of which the line is 0.27."""
+    line = {"values": 4_470_272, "rate": 2.5e6, "delay": 0.03, "restarts": True}
+    assert transit_seconds(site(**line), choice(bits=1.2, steps=10)) == pytest.approx(0.42, abs=0.02)
+    often, rare = (
+        [predicted_step(site(**line | {"restarts": r}), choice(bits=1.2, steps=s)) for r in (False, True)]
+        for s in (1, 10)
+    )
+    assert often[0] == often[1] and rare[1] - rare[0] == pytest.approx(0.15 / 10, abs=0.003)

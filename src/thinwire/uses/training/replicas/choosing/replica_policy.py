@@ -97,6 +97,7 @@ class ReplicaSite:
     step: int = 0  # steps done
     steps: int = 0  # steps of the run; 0: not known
     sides: Sides | None = None  # of its matrices, if it has any
+    restarts: bool = False  # whether its TCP begins with a small window after each pause
 
     @property
     def is_measured(self) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
+from thinwire.links.tcp.idle import FIRST_WINDOW, waiting
 from thinwire.uses.training.replicas.choosing.replica_policy import EXACT_BITS, ReplicaChoice, ReplicaSite
 
 SECONDS = 1e-9  # what stands for no time at all
@@ -44,14 +45,22 @@ def wire_seconds(site: ReplicaSite, choice: ReplicaChoice) -> float:
     return (site.replicas - 1) * choice.nbytes(site.values, site.sides) / (site.rate or SECONDS)
 
 
+def transit_seconds(site: ReplicaSite, choice: ReplicaChoice) -> float:
+    """Return how long the message of a round is under way; a pause before it may shut TCP's window."""
+    wire, delay = wire_seconds(site, choice), site.delay or 0.0
+    window = FIRST_WINDOW / (site.rate or SECONDS)
+    return wire + delay + (waiting(wire, 2 * delay, window) if site.restarts else 0.0)
+
+
 def predicted_step(site: ReplicaSite, choice: ReplicaChoice) -> float:
     """Return the seconds of a step of this rank under ``choice``, others being as quick."""
     if choice.is_exact:
         return ring_step(site)
-    wire, delay = wire_seconds(site, choice), site.delay or 0.0
     if choice.local_steps == 1:
-        return delayed_step(site.compute + site.coding, wire, delay, choice.staleness)
-    return local_step(site.compute, site.coding, wire + delay, choice.local_steps, choice.staleness)
+        wire = wire_seconds(site, choice)
+        return delayed_step(site.compute + site.coding, wire, site.delay or 0.0, choice.staleness)
+    transit = transit_seconds(site, choice)
+    return local_step(site.compute, site.coding, transit, choice.local_steps, choice.staleness)
 
 
 @dataclass(frozen=True)
@@ -113,8 +122,8 @@ def in_use(sites: Sequence[ReplicaSite]) -> list[ReplicaChoice] | None:
 
 
 def _reason(site: ReplicaSite, choice: ReplicaChoice) -> str:
-    wire = wire_seconds(site, choice) + (site.delay or 0.0)
     nbytes, steps = choice.nbytes(site.values, site.sides), choice.local_steps
+    wire = transit_seconds(site, choice) if steps > 1 else wire_seconds(site, choice) + (site.delay or 0.0)
     size = f"{_number(nbytes / 1e6)} MB" if nbytes >= 1e6 else f"{_number(nbytes / 1e3)} kB"
     often = "a step" if steps == 1 else f"every {steps} steps"
     late = f", {choice.staleness} late" if steps == 1 else f", behind the next {choice.staleness}"
