@@ -32,7 +32,8 @@ FUSED = "codecs.kernels.fused"
 F1 = F0 | {"codecs"}
 F2 = F1 | {"channels"}
 LINKS = {"links", "links.names", "links.tcp.idle"}
-F3 = F2 | LINKS | {"collectives", "state", "files", "choosing"}
+ROUNDS = {"rounds", "rounds.client_profile"}
+F3 = F2 | LINKS | {"collectives", "state", "files", "choosing"} | ROUNDS
 # In order: each may import those before it.
 ORDER = ["options", "machine", "records", "report", "data", "models", "emulator", "ranks"]
 ORDER = [f"runs.{room}" for room in [*ORDER, "terminal"]]
@@ -78,13 +79,15 @@ ALLOWED: dict[str, set[str]] = {
     "state": F1,
     "files": F0 | {"state", "links.names"},
     "choosing": F2 | {"links.tcp.idle"},
+    "rounds.client_profile": F1,
+    "rounds": F2 | LINKS | ROUNDS | {"state"},
     **{room: F3 | {"__init__", *ORDER[:i]} for i, room in enumerate(ORDER)},
     "uses": {"uses.use"},
     **dict.fromkeys(
         ("uses.kinds", "uses.readers", "uses.layered", "uses.packing"), F3 | RUNS | {"uses", "uses.use"}
     ),
     "uses.listing": {"uses"},
-    **dict.fromkeys(POLICIES, F1 | {"choosing", "links.tcp.idle"}),
+    **dict.fromkeys(POLICIES, F1 | {"choosing", "links.tcp.idle", "rounds.client_profile"}),
     **{room: allowed for use in ENGINES for room, allowed in wing(use).items()},
     **dict.fromkeys(
         ("federated", "models", "scenes"), F3 | RUNS | LISTS | ENGINES | POLICIES | RAN

@@ -155,7 +155,7 @@ def load(name: str) -> python_types.ModuleType | None:
 
 @pytest.mark.parametrize("old", sorted(moved.PLACES.keys() - moved.FOLDERS))
 def test_an_old_path_names_the_new_one(old: str) -> None:
-    new = f"thinwire.{moved.PLACES[old]}"
+    new = f"thinwire.{moved.new_name(old)}"
     importlib.import_module(new)
     with pytest.raises(ImportError, match=re.escape(f"thinwire.{old} is {new} now; import it from there")):
         importlib.import_module(f"thinwire.{old}")

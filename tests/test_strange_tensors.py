@@ -19,13 +19,13 @@ from thinwire.channels.channel import Scheme
 from thinwire.channels.memory import Delta
 from thinwire.channels.references import TensorStore
 from thinwire.codecs import Codec, Raw, TopK, Uniform
-from thinwire.uses.federated.aggregation import Synchronous
-from thinwire.uses.federated.aggregation_server import Server
-from thinwire.uses.federated.choosing.client_profile import Assignment, ClientProfile
-from thinwire.uses.federated.client import Client
-from thinwire.uses.federated.local_training import Decay, Samples
-from thinwire.uses.federated.parameters import Parameters
-from thinwire.uses.federated.residuals import ClientResiduals
+from thinwire.rounds.aggregation import Synchronous
+from thinwire.rounds.aggregation_server import Server
+from thinwire.rounds.client import Client
+from thinwire.rounds.client_profile import Assignment, ClientProfile
+from thinwire.rounds.local_training import Decay, Samples
+from thinwire.rounds.parameters import Parameters
+from thinwire.rounds.residuals import ClientResiduals
 from thinwire.uses.training.pipeline.boundary import Incoming, Outgoing
 from thinwire.uses.training.pipeline.compressed_stage import StageTally
 from thinwire.uses.training.replicas.assembly import synchroniser_of

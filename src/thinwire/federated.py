@@ -10,7 +10,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from thinwire.uses.federated.client_scheduler import MadeVersion
+    from thinwire.rounds.client_scheduler import MadeVersion
     from thinwire.uses.federated.run.record import FederatedRecord
 
 __all__ = ["compare", "join", "serve"]

@@ -163,6 +163,14 @@ for _old, _new, _names in (  # modules that became part of another one, or have 
         "flower.host:flower.flwr_names flower.grid:flower.local_grid",
     ),
     (
+        "uses.federated",
+        "rounds",
+        "aggregation:aggregation aggregation_server:aggregation_server client:client "
+        "client_scheduler:client_scheduler download:download journal:journal local_training:local_training "
+        "model_copy:model_copy parameters:parameters residuals:residuals update_messages:update_messages "
+        "remote:remote choosing.client_profile:client_profile",
+    ),
+    (
         "policies.federated",
         "uses.federated.choosing",
         "device:client_profile shares:client_profile fixed:client_profile thinwire:true_cost cost:true_cost",
@@ -273,7 +281,9 @@ for _old, _new, _names in (  # modules that became part of another one, or have 
 ):
     for _from, _to in (_name.split(":") for _name in _names.split()):
         PLACES[f"{_old}.{_from}"] = f"{_new}.{_to}"
-        FOLDERS |= {_old, f"{_old}.{_from}".rpartition(".")[0]}
+        FOLDERS |= {
+            _folder for _folder in (_old, f"{_old}.{_from}".rpartition(".")[0]) if "uses" not in _folder
+        }
 FOLDERS |= {_folder for _old in PLACES if (_folder := _old.rpartition(".")[0]) in PLACES}
 
 

@@ -18,13 +18,13 @@ from thinwire.links import security
 from thinwire.links.hub import station
 from thinwire.links.pair import segment
 from thinwire.links.relay import handshake
+from thinwire.rounds.remote.control_messages import Sending
+from thinwire.rounds.update_messages import Update, VersionForm, VersionMessage
 from thinwire.state import saved
 from thinwire.state.devices.resident import filled
 from thinwire.state.layout import Layout
 from thinwire.state.patches.patch import Version
 from thinwire.state.words import Words
-from thinwire.uses.federated.remote.control_messages import Sending
-from thinwire.uses.federated.update_messages import Update, VersionForm, VersionMessage
 from thinwire.uses.following.pull import manifest
 from thinwire.uses.following.pull.manifest import File, Manifest, Proof, StoredVersion
 from thinwire.uses.following.push import protocol

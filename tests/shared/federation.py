@@ -11,14 +11,14 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.codecs import Codec, Raw
-from thinwire.uses.federated.aggregation import Rule, Synchronous
-from thinwire.uses.federated.aggregation_server import Accepted, Rejected, Server
-from thinwire.uses.federated.choosing.client_profile import Assignment, ClientProfile, Situation
-from thinwire.uses.federated.client import Client
-from thinwire.uses.federated.download import Download
-from thinwire.uses.federated.local_training import Decay, Samples
-from thinwire.uses.federated.parameters import Parameters
-from thinwire.uses.federated.residuals import ClientResiduals
+from thinwire.rounds.aggregation import Rule, Synchronous
+from thinwire.rounds.aggregation_server import Accepted, Rejected, Server
+from thinwire.rounds.client import Client
+from thinwire.rounds.client_profile import Assignment, ClientProfile, Situation
+from thinwire.rounds.download import Download
+from thinwire.rounds.local_training import Decay, Samples
+from thinwire.rounds.parameters import Parameters
+from thinwire.rounds.residuals import ClientResiduals
 
 FEATURES, CLASSES = 12, 4
 SIZES = (20, 12, 30, 8)  # samples of each client

@@ -10,10 +10,10 @@ from flwr.serverapp.strategy import FedAvg
 
 from compressed_flower.task import network
 from thinwire.codecs import TopK, Uniform
-from thinwire.uses.federated.choosing.client_profile import Fixed
-from thinwire.uses.federated.download import DeltaDownload
+from thinwire.rounds.client_profile import Fixed
+from thinwire.rounds.download import DeltaDownload
 from thinwire.uses.federated.flower.strategy import Compressed
-from thinwire.uses.federated.local_training import Decay
+from thinwire.rounds.local_training import Decay
 
 app = ServerApp()
 

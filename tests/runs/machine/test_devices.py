@@ -8,11 +8,11 @@ import pytest
 import torch
 from commanded import invoke
 
+from thinwire.rounds.local_training import TrainingError
 from thinwire.runs.machine import devices
 from thinwire.runs.machine.compute import Compute
 from thinwire.seeding import seeded
 from thinwire.types import InputError, ThinwireError
-from thinwire.uses.federated.local_training import TrainingError
 
 FULL = (
     "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 1 has a total capacity of 79.11 GiB of which "

@@ -16,15 +16,15 @@ from typing import Annotated
 from thinwire.channels.memory import ErrorFeedback, Memory, NoMemory
 from thinwire.choosing.registry import Parameter, Registry
 from thinwire.codecs import Codec, HardThreshold, Raw, TopK, Uniform
+from thinwire.rounds.aggregation import FedAsync, FedBuff, Periodic, Rule, Synchronous
+from thinwire.rounds.client_profile import FederatedPolicy, Fixed
+from thinwire.rounds.download import DeltaDownload, Download, FullDownload
 from thinwire.spec import Spec
-from thinwire.uses.federated.aggregation import FedAsync, FedBuff, Periodic, Rule, Synchronous
 from thinwire.uses.federated.choosing.accordion import Accordion
-from thinwire.uses.federated.choosing.client_profile import FederatedPolicy, Fixed
 from thinwire.uses.federated.choosing.dagc import EXPONENT, DagcA, DagcR
 from thinwire.uses.federated.choosing.fedluck import FedLuck
 from thinwire.uses.federated.choosing.gamma import GammaFedHT
 from thinwire.uses.federated.choosing.true_cost import Thinwire
-from thinwire.uses.federated.download import DeltaDownload, Download, FullDownload
 
 
 @dataclass(frozen=True, repr=False)

@@ -7,8 +7,8 @@ import math
 import pytest
 
 from thinwire.codecs import TopK
+from thinwire.rounds.client_profile import ClientProfile, Situation
 from thinwire.uses.federated.choosing.accordion import Accordion
-from thinwire.uses.federated.choosing.client_profile import ClientProfile, Situation
 
 LOW, HIGH = 0.01, 0.1
 DEVICES = [ClientProfile(i, 0.1 + i, samples=1 + i) for i in range(3)]

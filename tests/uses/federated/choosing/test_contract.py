@@ -9,9 +9,9 @@ from itertools import product
 import pytest
 
 from thinwire.codecs import Raw, TopK, Uniform
+from thinwire.rounds.client_profile import ClientProfile, FederatedPolicy, Fixed, Situation
 from thinwire.types import InputError
 from thinwire.uses.federated.choosing.accordion import Accordion
-from thinwire.uses.federated.choosing.client_profile import ClientProfile, FederatedPolicy, Fixed, Situation
 from thinwire.uses.federated.choosing.dagc import DagcA, DagcR
 from thinwire.uses.federated.choosing.fedluck import FedLuck
 from thinwire.uses.federated.choosing.gamma import GammaFedHT

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from thinwire.codecs import HardThreshold, TopK, Uniform
-from thinwire.uses.federated.choosing.client_profile import ClientProfile, Situation
+from thinwire.rounds.client_profile import ClientProfile, Situation
 from thinwire.uses.federated.choosing.dagc import (
     EXPONENT,
     DagcA,

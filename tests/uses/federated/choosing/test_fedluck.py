@@ -9,7 +9,7 @@ from itertools import pairwise, product
 import pytest
 
 from thinwire.codecs import TopK
-from thinwire.uses.federated.choosing.client_profile import Assignment, ClientProfile, Situation
+from thinwire.rounds.client_profile import Assignment, ClientProfile, Situation
 from thinwire.uses.federated.choosing.fedluck import FedLuck
 
 VALUES = 250_000  # so that a whole model is a million bytes

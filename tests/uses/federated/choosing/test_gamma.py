@@ -7,8 +7,8 @@ import math
 import pytest
 
 from thinwire.codecs import HardThreshold, Uniform
+from thinwire.rounds.client_profile import ClientProfile, Situation
 from thinwire.types import InputError
-from thinwire.uses.federated.choosing.client_profile import ClientProfile, Situation
 from thinwire.uses.federated.choosing.gamma import GammaFedHT, paper_scale
 
 DEVICES = [ClientProfile(0, 0.1, samples=1), ClientProfile(1, 2.0, samples=900, up=100)]

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from thinwire.codecs import HardThreshold, Raw, TopK, Uniform
-from thinwire.uses.federated.choosing.client_profile import Assignment, ClientProfile, Situation
+from thinwire.rounds.client_profile import Assignment, ClientProfile, Situation
 from thinwire.uses.federated.choosing.fedluck import FedLuck, phi
 from thinwire.uses.federated.choosing.true_cost import (
     FRAMING,

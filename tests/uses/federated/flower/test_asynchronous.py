@@ -11,16 +11,16 @@ from each import each
 from flower_apps import NODES, RATE, REASON, STEPS, accuracy, client_app, example, initial, local_grid
 
 from thinwire.codecs import TopK, Uniform
+from thinwire.rounds.aggregation import FedAsync, FedBuff, Periodic
+from thinwire.rounds.client_profile import Fixed
+from thinwire.rounds.download import DeltaDownload
+from thinwire.rounds.local_training import Decay
 from thinwire.types import LinkError, ThinwireError
-from thinwire.uses.federated.aggregation import FedAsync, FedBuff, Periodic
-from thinwire.uses.federated.choosing.client_profile import Fixed
-from thinwire.uses.federated.download import DeltaDownload
 from thinwire.uses.federated.flower import asynchronous as loop
 from thinwire.uses.federated.flower import flwr_names
 from thinwire.uses.federated.flower.asynchronous import Asynchronous
 from thinwire.uses.federated.flower.local_grid import LocalGrid
 from thinwire.uses.federated.flower.mod import compression_mod
-from thinwire.uses.federated.local_training import Decay
 from thinwire.uses.federated.recipes import Method
 
 flwr = pytest.importorskip("flwr.app", reason=REASON)

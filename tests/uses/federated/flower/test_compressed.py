@@ -30,16 +30,16 @@ from torch import Tensor, nn
 
 from thinwire.channels.references import under
 from thinwire.codecs import Codec, Raw, TopK, Uniform
+from thinwire.rounds.aggregation_server import Rejected
+from thinwire.rounds.client_profile import Fixed
+from thinwire.rounds.download import DeltaDownload, Download, FullDownload
+from thinwire.rounds.local_training import Decay
+from thinwire.rounds.update_messages import Update
 from thinwire.types import InputError
-from thinwire.uses.federated.aggregation_server import Rejected
-from thinwire.uses.federated.choosing.client_profile import Fixed
-from thinwire.uses.federated.download import DeltaDownload, Download, FullDownload
 from thinwire.uses.federated.flower.local_grid import LocalGrid
 from thinwire.uses.federated.flower.mod import compression_mod
 from thinwire.uses.federated.flower.records import UPDATE, payload, replaced
 from thinwire.uses.federated.flower.strategy import Compressed
-from thinwire.uses.federated.local_training import Decay
-from thinwire.uses.federated.update_messages import Update
 
 strategies = pytest.importorskip("flwr.serverapp.strategy", reason=REASON)
 flwr = pytest.importorskip("flwr.app", reason=REASON)

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 from flower_apps import REASON
 
+from thinwire.rounds.client_profile import Fixed
 from thinwire.types import InputError, MissingExtra
-from thinwire.uses.federated.choosing.client_profile import Fixed
 from thinwire.uses.federated.flower import flwr_names
 from thinwire.uses.federated.flower.strategy import Compressed
 

@@ -11,11 +11,11 @@ from flower_apps import RATE, REASON, STEPS, initial, local_grid, row
 from torch import Tensor
 
 from thinwire.codecs import Codec, Raw, TopK, Uniform
+from thinwire.rounds.client_profile import Fixed
+from thinwire.rounds.local_training import Decay
 from thinwire.types import InputError
-from thinwire.uses.federated.choosing.client_profile import Fixed
 from thinwire.uses.federated.flower.mod import compression_mod
 from thinwire.uses.federated.flower.strategy import Compressed
-from thinwire.uses.federated.local_training import Decay
 
 flwr = pytest.importorskip("flwr.app", reason=REASON)
 mods = pytest.importorskip("flwr.clientapp.mod", reason=REASON)

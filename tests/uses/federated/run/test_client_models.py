@@ -12,8 +12,8 @@ from each import each
 from torch import nn
 from torch.nn import functional as F
 
+from thinwire.rounds.parameters import Parameters
 from thinwire.types import InputError
-from thinwire.uses.federated.parameters import Parameters
 from thinwire.uses.federated.run.client_models import build_model
 
 SHAPES = [(1, 28, 28), (1, 8, 8), (1, 32, 32), (3, 32, 32), (1, 2, 3), (2, 20, 60)]

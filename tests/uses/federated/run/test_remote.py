@@ -19,18 +19,17 @@ from thinwire.codecs import Codec, Raw, TopK, Uniform
 from thinwire.links.hub.hub import Hub
 from thinwire.links.hub.spoke import Spoke
 from thinwire.links.hub.station import EventKind
-from thinwire.types import InputError, LinkError, ThinwireError
-from thinwire.uses.federated.aggregation import FedAsync, FedBuff, Periodic, Rule, Synchronous
-from thinwire.uses.federated.aggregation_server import Server
-from thinwire.uses.federated.choosing.client_profile import Assignment, ClientProfile, Situation
-from thinwire.uses.federated.client import Client
-from thinwire.uses.federated.client_scheduler import MadeVersion
-from thinwire.uses.federated.download import DeltaDownload, Download, FullDownload
-from thinwire.uses.federated.journal import WitnessedServer, replay
-from thinwire.uses.federated.local_training import Samples
-from thinwire.uses.federated.parameters import Parameters
-from thinwire.uses.federated.remote.client_handshake import PROBE_SIZE, PROBES
-from thinwire.uses.federated.remote.control_messages import (
+from thinwire.rounds.aggregation import FedAsync, FedBuff, Periodic, Rule, Synchronous
+from thinwire.rounds.aggregation_server import Server
+from thinwire.rounds.client import Client
+from thinwire.rounds.client_profile import Assignment, ClientProfile, Situation
+from thinwire.rounds.client_scheduler import MadeVersion
+from thinwire.rounds.download import DeltaDownload, Download, FullDownload
+from thinwire.rounds.journal import WitnessedServer, replay
+from thinwire.rounds.local_training import Samples
+from thinwire.rounds.parameters import Parameters
+from thinwire.rounds.remote.client_handshake import PROBE_SIZE, PROBES
+from thinwire.rounds.remote.control_messages import (
     PROTOCOL,
     WINDOW,
     MessagePiece,
@@ -41,12 +40,13 @@ from thinwire.uses.federated.remote.control_messages import (
     values_of,
     whole,
 )
-from thinwire.uses.federated.remote.remote_client import SIZE as UP
-from thinwire.uses.federated.remote.remote_client import RemoteClient
-from thinwire.uses.federated.remote.remote_server import SIZE as DOWN
-from thinwire.uses.federated.remote.remote_server import RemoteServer
-from thinwire.uses.federated.residuals import ClientResiduals
-from thinwire.uses.federated.update_messages import Update, VersionMessage
+from thinwire.rounds.remote.remote_client import SIZE as UP
+from thinwire.rounds.remote.remote_client import RemoteClient
+from thinwire.rounds.remote.remote_server import SIZE as DOWN
+from thinwire.rounds.remote.remote_server import RemoteServer
+from thinwire.rounds.residuals import ClientResiduals
+from thinwire.rounds.update_messages import Update, VersionMessage
+from thinwire.types import InputError, LinkError, ThinwireError
 from thinwire.uses.following.run.gate import Gate
 
 WIDE, CLASSES, STEPS, CLIENTS, PATIENCE = 200, 40, 2, 3, 15.0

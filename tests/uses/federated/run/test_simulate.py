@@ -10,13 +10,13 @@ import torch
 
 from thinwire.codecs import Codec, Raw, TopK
 from thinwire.links.profile import Profile
+from thinwire.rounds.aggregation import FedAsync, FedBuff, Periodic, Rule, Synchronous
+from thinwire.rounds.aggregation_server import Server
+from thinwire.rounds.client_profile import Assignment, ClientProfile, Situation
+from thinwire.rounds.client_scheduler import MadeVersion
+from thinwire.rounds.local_training import Decay
+from thinwire.rounds.residuals import ClientResiduals
 from thinwire.types import LinkError
-from thinwire.uses.federated.aggregation import FedAsync, FedBuff, Periodic, Rule, Synchronous
-from thinwire.uses.federated.aggregation_server import Server
-from thinwire.uses.federated.choosing.client_profile import Assignment, ClientProfile, Situation
-from thinwire.uses.federated.client_scheduler import MadeVersion
-from thinwire.uses.federated.local_training import Decay
-from thinwire.uses.federated.residuals import ClientResiduals
 from thinwire.uses.federated.run.datasets import Dataset
 from thinwire.uses.federated.run.federated_setup import Setup
 from thinwire.uses.federated.run.fleet import Availability, Fleet, VirtualDevice

@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from thinwire.codecs import Codec, Raw, TopK
+from thinwire.rounds.client_profile import Assignment, ClientProfile, Situation
 from thinwire.spec import Spec
 from thinwire.types import InputError, require
-from thinwire.uses.federated.choosing.client_profile import Assignment, ClientProfile, Situation
 
 
 def relative_change(norms: Sequence[float], version: int, every: int) -> float:

@@ -12,15 +12,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from thinwire.codecs import Codec, HardThreshold, Raw, TopK
-from thinwire.spec import Spec
-from thinwire.types import InputError, require
-from thinwire.uses.federated.choosing.client_profile import (
+from thinwire.rounds.client_profile import (
     Assignment,
     ClientProfile,
     Situation,
     data_shares,
     short,
 )
+from thinwire.spec import Spec
+from thinwire.types import InputError, require
 
 EXPONENT = 2 / 3  # of the share of the data
 

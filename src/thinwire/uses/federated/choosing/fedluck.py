@@ -14,9 +14,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from thinwire.codecs import Codec, Raw, TopK
+from thinwire.rounds.client_profile import Assignment, ClientProfile, Situation
 from thinwire.spec import Spec
 from thinwire.types import InputError, require
-from thinwire.uses.federated.choosing.client_profile import Assignment, ClientProfile, Situation
 
 Floats = NDArray[np.float64]
 Numbers = TypeVar("Numbers", float, Floats)

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from types import MappingProxyType
 
 from thinwire.codecs import Codec, HardThreshold, Raw
+from thinwire.rounds.client_profile import Assignment, ClientProfile, Situation, short
 from thinwire.spec import Spec
 from thinwire.types import InputError, require
-from thinwire.uses.federated.choosing.client_profile import Assignment, ClientProfile, Situation, short
 
 
 def paper_scale(alpha: float, rate: float, first: float, last: float) -> float:

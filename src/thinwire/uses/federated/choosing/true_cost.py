@@ -14,15 +14,15 @@ from functools import lru_cache
 import numpy as np
 
 from thinwire.codecs import Codec, HardThreshold, TopK, Uniform
-from thinwire.spec import Spec
-from thinwire.types import InputError, TensorSpec, require
-from thinwire.uses.federated.choosing.client_profile import (
+from thinwire.rounds.client_profile import (
     Assignment,
     ClientProfile,
     Situation,
     data_shares,
     short,
 )
+from thinwire.spec import Spec
+from thinwire.types import InputError, TensorSpec, require
 from thinwire.uses.federated.choosing.dagc import EXPONENT
 from thinwire.uses.federated.choosing.fedluck import FULL, Floats, check_period, check_steps, phi
 from thinwire.uses.federated.choosing.gamma import check_rates, linear_scale

@@ -22,7 +22,7 @@ from thinwire.uses.federated.run.options import FederatedConfig
 from thinwire.uses.kinds import finish, load_run, load_runs
 
 if TYPE_CHECKING:
-    from thinwire.uses.federated.client_scheduler import MadeVersion
+    from thinwire.rounds.client_scheduler import MadeVersion
     from thinwire.uses.federated.run.comparison import Outcome
 
 Methods = Annotated[

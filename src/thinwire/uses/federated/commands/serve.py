@@ -21,7 +21,7 @@ from thinwire.uses.kinds import finish, load_run, load_runs
 
 if TYPE_CHECKING:
     from thinwire.links.hub.hub import Hub
-    from thinwire.uses.federated.client_scheduler import MadeVersion
+    from thinwire.rounds.client_scheduler import MadeVersion
 
 Method = Annotated[
     str | None,

@@ -7,14 +7,14 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from thinwire.rounds.aggregation import ArrivedUpdate, Federation
+from thinwire.rounds.aggregation_server import Accepted, Rejected, Server
+from thinwire.rounds.client_profile import FederatedPolicy
+from thinwire.rounds.local_training import Decay
 from thinwire.types import InputError, LinkError, ThinwireError, require
-from thinwire.uses.federated.aggregation import ArrivedUpdate, Federation
-from thinwire.uses.federated.aggregation_server import Accepted, Rejected, Server
-from thinwire.uses.federated.choosing.client_profile import FederatedPolicy
 from thinwire.uses.federated.flower import flwr_names
 from thinwire.uses.federated.flower.nodes import Devices, Nodes, alike
 from thinwire.uses.federated.flower.records import WHOLE, ArrayLayout
-from thinwire.uses.federated.local_training import Decay
 from thinwire.uses.federated.recipes import Method
 
 LOOK = 1.0  # seconds between two looks at which nodes there are
@@ -31,7 +31,7 @@ class Asynchronous:
     names are like one of ``whole`` travel as they are, and a version has the mean of those that it was made
     of, by samples; of other types it has the newest.
 
-    >>> from thinwire.uses.federated.choosing.client_profile import Fixed
+    >>> from thinwire.rounds.client_profile import Fixed
     >>> Asynchronous(Method(), Fixed(5))
     Traceback (most recent call last):
     ...

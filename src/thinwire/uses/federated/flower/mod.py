@@ -11,6 +11,10 @@ from torch import Tensor
 
 from thinwire.channels.memory import ErrorFeedback, NoMemory
 from thinwire.channels.references import under
+from thinwire.rounds.model_copy import ModelCopy
+from thinwire.rounds.parameters import unpack_row
+from thinwire.rounds.residuals import ClientResiduals
+from thinwire.rounds.update_messages import Update
 from thinwire.types import DesyncError, PayloadError, ThinwireError, require
 from thinwire.uses.federated.flower import flwr_names
 from thinwire.uses.federated.flower.records import (
@@ -22,10 +26,6 @@ from thinwire.uses.federated.flower.records import (
     payload,
     replaced,
 )
-from thinwire.uses.federated.model_copy import ModelCopy
-from thinwire.uses.federated.parameters import unpack_row
-from thinwire.uses.federated.residuals import ClientResiduals
-from thinwire.uses.federated.update_messages import Update
 
 STATE = "thinwire"  # the record in context.state
 MODEL, RESIDUALS = "model.", "residuals."  # what its arrays' names begin with

@@ -7,12 +7,12 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
+from thinwire.rounds.aggregation_server import Accepted, Rejected, Server
+from thinwire.rounds.client_profile import ClientProfile
+from thinwire.rounds.update_messages import Held, Update, VersionForm
 from thinwire.types import InputError, PayloadError, require
-from thinwire.uses.federated.aggregation_server import Accepted, Rejected, Server
-from thinwire.uses.federated.choosing.client_profile import ClientProfile
 from thinwire.uses.federated.flower import flwr_names
 from thinwire.uses.federated.flower.records import CLIPPED, UPDATE, ArrayLayout, VersionPlan, only
-from thinwire.uses.federated.update_messages import Held, Update, VersionForm
 
 Devices = Callable[[int], ClientProfile]
 NO_UPDATE = "it has no update; let compression_mod be the app's first mod"

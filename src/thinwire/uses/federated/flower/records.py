@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from thinwire.codecs import parse_codec
+from thinwire.rounds.update_messages import VersionForm, VersionMessage
 from thinwire.types import WRONG_VALUES, InputError, PayloadError, require
 from thinwire.uses.federated.flower import flwr_names
-from thinwire.uses.federated.update_messages import VersionForm, VersionMessage
 
 FLOAT32, BYTES = "float32", "thinwire"  # the dtype of what is compressed; the stype of payloads
 WHOLE = ("*running_mean", "*running_var", "*moving_mean", "*moving_var*")  # as normalisations keep them

@@ -10,16 +10,16 @@ from typing import Any
 
 import torch
 
+from thinwire.rounds.aggregation import Periodic
+from thinwire.rounds.aggregation_server import Accepted, Rejected, Server
+from thinwire.rounds.client_profile import FederatedPolicy
+from thinwire.rounds.client_scheduler import REST
+from thinwire.rounds.download import Download
+from thinwire.rounds.local_training import Decay
 from thinwire.types import InputError, require
-from thinwire.uses.federated.aggregation import Periodic
-from thinwire.uses.federated.aggregation_server import Accepted, Rejected, Server
-from thinwire.uses.federated.choosing.client_profile import FederatedPolicy
-from thinwire.uses.federated.client_scheduler import REST
-from thinwire.uses.federated.download import Download
 from thinwire.uses.federated.flower import flwr_names
 from thinwire.uses.federated.flower.nodes import Devices, Nodes, alike
 from thinwire.uses.federated.flower.records import WHOLE, ArrayLayout, only, replaced
-from thinwire.uses.federated.local_training import Decay
 
 RULE = Periodic()  # nothing is due by itself: the strategy ends its rounds
 
@@ -35,7 +35,7 @@ class Compressed:
     than by gradient steps. A node that does not answer is left out of the next round, then of three, of
     seven. Once a share ``quorum`` of the messages is answered, the others have as long again as that took.
 
-    >>> from thinwire.uses.federated.choosing.client_profile import Fixed
+    >>> from thinwire.rounds.client_profile import Fixed
     >>> Compressed(strategy=None, policy=Fixed(5)).refused
     []
     """

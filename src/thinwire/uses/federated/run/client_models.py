@@ -13,9 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from thinwire.rounds.parameters import Parameters
 from thinwire.seeding import seeded
 from thinwire.types import InputError, require
-from thinwire.uses.federated.parameters import Parameters
 
 CNN, LOGISTIC = "cnn", "logistic"
 CHANNELS, KERNEL, POOLED, WIDTH = (16, 32), 5, 4, 64

@@ -15,20 +15,20 @@ from thinwire.channels.memory import ErrorFeedback, NoMemory
 from thinwire.codecs import Raw
 from thinwire.links.hub.spoke import Spoke
 from thinwire.links.security import read_token
+from thinwire.rounds.client import Client
+from thinwire.rounds.local_training import Samples
+from thinwire.rounds.parameters import Parameters
+from thinwire.rounds.remote.control_messages import text, whole
+from thinwire.rounds.remote.remote_client import RemoteClient
+from thinwire.rounds.residuals import ClientResiduals
+from thinwire.rounds.update_messages import VersionForm, VersionMessage
 from thinwire.runs.machine.processor import memory_bytes
 from thinwire.types import MAX_KEY, InputError, PayloadError, require
-from thinwire.uses.federated.client import Client
-from thinwire.uses.federated.local_training import Samples
-from thinwire.uses.federated.parameters import Parameters
-from thinwire.uses.federated.remote.control_messages import text, whole
-from thinwire.uses.federated.remote.remote_client import RemoteClient
-from thinwire.uses.federated.residuals import ClientResiduals
 from thinwire.uses.federated.run.client_models import build_model
 from thinwire.uses.federated.run.datasets import Dataset, load_dataset
 from thinwire.uses.federated.run.federated_setup import compute_of, training_in
 from thinwire.uses.federated.run.options import FederatedConfig, JoinConfig
 from thinwire.uses.federated.run.partitioner import Partitioner
-from thinwire.uses.federated.update_messages import VersionForm, VersionMessage
 
 TRIED = 3  # local steps that are timed before the first turn
 CLASSES = 1 << 16  # at most; the largest sets of labels in use have 21,841

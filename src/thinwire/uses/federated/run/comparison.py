@@ -9,12 +9,12 @@ from pathlib import Path
 from typing import NamedTuple
 
 from thinwire.choosing.registry import Recipe
+from thinwire.rounds.client_profile import FederatedPolicy
+from thinwire.rounds.residuals import ClientResiduals
 from thinwire.runs.records.finished_runs import slug
 from thinwire.runs.records.run_record import status_of
 from thinwire.types import ThinwireError
-from thinwire.uses.federated.choosing.client_profile import FederatedPolicy
 from thinwire.uses.federated.recipes import METHOD, Method, parse_federated_recipe
-from thinwire.uses.federated.residuals import ClientResiduals
 from thinwire.uses.federated.run.datasets import load_dataset
 from thinwire.uses.federated.run.federated_recorder import FederatedRecorder, Told, new_server
 from thinwire.uses.federated.run.federated_setup import Setup

@@ -9,12 +9,12 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from thinwire.rounds.local_training import as_they_are
 from thinwire.runs.data import digits, fashion
 from thinwire.runs.data.arrays import read_arrays
 from thinwire.runs.data.speech import FSDD, find_speech, held_out, read_speech
 from thinwire.runs.options import nearest
 from thinwire.types import InputError, require
-from thinwire.uses.federated.local_training import as_they_are
 
 DIGITS = "digits"
 NAMES = (fashion.FASHION, DIGITS, FSDD)

@@ -16,6 +16,13 @@ from torch import Tensor
 
 from thinwire.links.hub.spoke import Spoke
 from thinwire.links.profile import Profile
+from thinwire.rounds.aggregation_server import Server
+from thinwire.rounds.client import Client
+from thinwire.rounds.client_scheduler import MadeVersion
+from thinwire.rounds.journal import JournalEntry, WitnessedServer, replay
+from thinwire.rounds.remote.remote_client import RemoteClient
+from thinwire.rounds.residuals import ClientResiduals
+from thinwire.rounds.update_messages import Update, VersionMessage
 from thinwire.runs.machine.interrupts import stopped_by_signals
 from thinwire.runs.options import option
 from thinwire.runs.ranks.launcher import launcher_of
@@ -24,13 +31,7 @@ from thinwire.runs.ranks.rendezvous import rank_and_world
 from thinwire.runs.ranks.run_config import RunConfig
 from thinwire.runs.ranks.supervise import Workers
 from thinwire.runs.records.writer import RUN, load_run, write_json
-from thinwire.uses.federated.aggregation_server import Server
-from thinwire.uses.federated.client import Client
-from thinwire.uses.federated.client_scheduler import MadeVersion
-from thinwire.uses.federated.journal import JournalEntry, WitnessedServer, replay
 from thinwire.uses.federated.recipes import METHOD, Method, parse_federated_recipe
-from thinwire.uses.federated.remote.remote_client import RemoteClient
-from thinwire.uses.federated.residuals import ClientResiduals
 from thinwire.uses.federated.run.client_program import own_samples, step_seconds
 from thinwire.uses.federated.run.federated_recorder import digest, lengths, new_server
 from thinwire.uses.federated.run.federated_setup import Setup, training_in
@@ -41,7 +42,6 @@ from thinwire.uses.federated.run.server_program import FederationServer
 from thinwire.uses.federated.run.simulation import Simulation
 from thinwire.uses.federated.run.trainer import InProcessTrainer as InProcess
 from thinwire.uses.federated.run.trainer import one_thread
-from thinwire.uses.federated.update_messages import Update, VersionMessage
 
 PROGRAM = "thinwire.uses.federated.run.deployment:run_rank"
 FOLDER = "deployed"

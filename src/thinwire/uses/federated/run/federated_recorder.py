@@ -13,13 +13,13 @@ from typing import Any
 from torch import Tensor
 
 from thinwire.choosing.registry import Recipe
+from thinwire.rounds.aggregation_server import Server
+from thinwire.rounds.client_profile import FederatedPolicy
+from thinwire.rounds.client_scheduler import MadeVersion, TurnCounts
+from thinwire.rounds.local_training import Decay
 from thinwire.runs.machine.processor import environment, peak_rss_bytes, resident_peak
 from thinwire.runs.records.run_record import PeakMemory, RecipeText
 from thinwire.runs.records.writer import RunWriter
-from thinwire.uses.federated.aggregation_server import Server
-from thinwire.uses.federated.choosing.client_profile import FederatedPolicy
-from thinwire.uses.federated.client_scheduler import MadeVersion, TurnCounts
-from thinwire.uses.federated.local_training import Decay
 from thinwire.uses.federated.recipes import METHOD, Method
 from thinwire.uses.federated.run.federated_setup import LOOKED_AT, Setup
 from thinwire.uses.federated.run.record import (

@@ -12,17 +12,17 @@ from torch import Tensor, nn
 
 from thinwire.codecs import Raw
 from thinwire.heads import F64, U64, Head
+from thinwire.rounds.client import Client
+from thinwire.rounds.local_training import Samples, classification
+from thinwire.rounds.parameters import Parameters
+from thinwire.rounds.residuals import ClientResiduals
+from thinwire.rounds.update_messages import VersionForm, VersionMessage
 from thinwire.runs.machine import devices
 from thinwire.runs.machine.compute import ON_CPU, Compute
-from thinwire.uses.federated.client import Client
-from thinwire.uses.federated.local_training import Samples, classification
-from thinwire.uses.federated.parameters import Parameters
-from thinwire.uses.federated.residuals import ClientResiduals
 from thinwire.uses.federated.run.client_models import build_model
 from thinwire.uses.federated.run.datasets import Dataset, load_dataset
 from thinwire.uses.federated.run.options import FederatedConfig, JoinConfig
 from thinwire.uses.federated.run.partitioner import Partitioner, counts
-from thinwire.uses.federated.update_messages import VersionForm, VersionMessage
 
 AT_ONCE = 100  # held-out samples that are named together; [measured] of 1000, caches hold too little
 LOOKED_AT = 2000  # held-out samples of an evaluation, drawn once; the last one takes all

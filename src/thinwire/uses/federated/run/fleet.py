@@ -12,9 +12,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from thinwire.links.profile import Profile, one_way
+from thinwire.rounds.client_profile import ClientProfile
 from thinwire.runs.options import nearest
 from thinwire.types import InputError, require
-from thinwire.uses.federated.choosing.client_profile import ClientProfile
 
 PERIOD = 600.0  # seconds, after which a share of time begins anew
 NUMBERS = ("step_seconds", "straggle", "slower", "drop_out")

@@ -9,14 +9,14 @@ from typing import Any
 from thinwire.files.checkpoint import read_checkpoint, write_checkpoint
 from thinwire.links.hub.hub import Hub
 from thinwire.links.security import read_token
+from thinwire.rounds.aggregation_server import Server
+from thinwire.rounds.client_scheduler import MadeVersion
+from thinwire.rounds.journal import WitnessedServer
+from thinwire.rounds.parameters import Parameters
+from thinwire.rounds.remote.remote_server import RemoteServer
 from thinwire.runs.records.run_record import status_of
 from thinwire.types import InputError, require
-from thinwire.uses.federated.aggregation_server import Server
-from thinwire.uses.federated.client_scheduler import MadeVersion
-from thinwire.uses.federated.journal import WitnessedServer
-from thinwire.uses.federated.parameters import Parameters
 from thinwire.uses.federated.recipes import METHOD, Method, parse_federated_recipe
-from thinwire.uses.federated.remote.remote_server import RemoteServer
 from thinwire.uses.federated.run.datasets import load_dataset
 from thinwire.uses.federated.run.federated_recorder import FederatedRecorder, Told, new_server
 from thinwire.uses.federated.run.federated_setup import Setup

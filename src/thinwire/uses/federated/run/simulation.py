@@ -14,13 +14,13 @@ from enum import Enum, auto
 from typing import Generic, NamedTuple, TypeVar
 
 from thinwire.links.trace import ConstantRate, Rate
-from thinwire.uses.federated.aggregation_server import Server
-from thinwire.uses.federated.client import Client
-from thinwire.uses.federated.client_scheduler import ClientScheduler, MadeVersion
+from thinwire.rounds.aggregation_server import Server
+from thinwire.rounds.client import Client
+from thinwire.rounds.client_scheduler import ClientScheduler, MadeVersion
+from thinwire.rounds.update_messages import Held, VersionMessage
 from thinwire.uses.federated.run.federated_setup import LocalTurn
 from thinwire.uses.federated.run.fleet import Fleet
 from thinwire.uses.federated.run.trainer import Change, Trainer
-from thinwire.uses.federated.update_messages import Held, VersionMessage
 
 SERVER = -1  # the client of moments that are the server's own
 T = TypeVar("T")

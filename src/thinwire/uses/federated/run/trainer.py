@@ -20,11 +20,11 @@ from typing import IO, Any, Protocol
 import torch
 from torch import Tensor
 
+from thinwire.rounds.local_training import TrainingError
 from thinwire.runs.machine.devices import is_card, told
 from thinwire.runs.machine.processor import cores, resident_peak
 from thinwire.staging import to_host
 from thinwire.types import ThinwireError, require
-from thinwire.uses.federated.local_training import TrainingError
 from thinwire.uses.federated.run.federated_setup import LocalTurn, Setup
 from thinwire.uses.federated.run.options import FederatedConfig
 

@@ -14,18 +14,16 @@ import torch
 from torch import Tensor
 
 from thinwire.channels.references import under
-from thinwire.staging import to_host
-from thinwire.types import MAX_KEY, InputError, MissingExtra, PayloadError, ThinwireError, require
-from thinwire.uses.federated.aggregation import ArrivedUpdate, Federation, Rule, moved
-from thinwire.uses.federated.choosing.client_profile import (
+from thinwire.rounds.aggregation import ArrivedUpdate, Federation, Rule, moved
+from thinwire.rounds.client_profile import (
     Assignment,
     ClientProfile,
     FederatedPolicy,
     Situation,
 )
-from thinwire.uses.federated.download import Download, FullDownload
-from thinwire.uses.federated.local_training import Decay
-from thinwire.uses.federated.parameters import (
+from thinwire.rounds.download import Download, FullDownload
+from thinwire.rounds.local_training import Decay
+from thinwire.rounds.parameters import (
     Parameters,
     Signature,
     byte_tensor,
@@ -33,7 +31,9 @@ from thinwire.uses.federated.parameters import (
     most_nbytes,
     unpack_row,
 )
-from thinwire.uses.federated.update_messages import HEAD, Held, Update, VersionMessage
+from thinwire.rounds.update_messages import HEAD, Held, Update, VersionMessage
+from thinwire.staging import to_host
+from thinwire.types import MAX_KEY, InputError, MissingExtra, PayloadError, ThinwireError, require
 
 NORMS = 256  # of the last updates that policies are told
 LARGEST = 1e24  # of a value in an update: the sum of millions of such is a float32 still
@@ -51,7 +51,7 @@ class Server:
     Updates are added in the order of (client, sequence), so the bits of a version do not depend on the order
     in which they came.
 
-    >>> from thinwire.uses.federated.aggregation import Synchronous
+    >>> from thinwire.rounds.aggregation import Synchronous
     >>> class Same:
     ...     def assign(self, devices, situation):
     ...         return [Assignment(steps=3)] * len(devices)

@@ -8,9 +8,9 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from thinwire.rounds.aggregation_server import Accepted, Rejected, Server
+from thinwire.rounds.update_messages import VersionMessage
 from thinwire.types import LinkError, require
-from thinwire.uses.federated.aggregation_server import Accepted, Rejected, Server
-from thinwire.uses.federated.update_messages import VersionMessage
 
 ASKED_AGAIN = 1  # how often a round that nobody answered is repeated
 SILENCE = 100  # turns in a row that may end without an update where there are no rounds; twice all, if more

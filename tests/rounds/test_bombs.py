@@ -14,12 +14,12 @@ from federation import Same
 from thinwire.channels import wire
 from thinwire.channels.channel import SHARED
 from thinwire.codecs import Raw
+from thinwire.rounds.aggregation import Periodic
+from thinwire.rounds.aggregation_server import Rejected, Server
+from thinwire.rounds.client_profile import ClientProfile
+from thinwire.rounds.model_copy import ModelCopy
+from thinwire.rounds.update_messages import Update, VersionForm, VersionMessage
 from thinwire.types import DesyncError, Entry, Mode, Packet, Payload, PayloadError, Section, TensorSpec
-from thinwire.uses.federated.aggregation import Periodic
-from thinwire.uses.federated.aggregation_server import Rejected, Server
-from thinwire.uses.federated.choosing.client_profile import ClientProfile
-from thinwire.uses.federated.model_copy import ModelCopy
-from thinwire.uses.federated.update_messages import Update, VersionForm, VersionMessage
 
 resource = pytest.importorskip("resource")
 zstandard = pytest.importorskip("zstandard")

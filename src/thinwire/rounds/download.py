@@ -16,13 +16,13 @@ from thinwire.channels.channel import SHARED, Receiver, Scheme, Sender
 from thinwire.channels.memory import Delta
 from thinwire.channels.references import under
 from thinwire.codecs import Cast, Codec, Raw, TopK, Uniform
+from thinwire.rounds.model_copy import NAME, layout_of, sum_of, whole
+from thinwire.rounds.parameters import byte_tensor, here
+from thinwire.rounds.update_messages import Held, VersionForm
 from thinwire.spec import Spec
 from thinwire.staging import to_host
 from thinwire.state.history import History
 from thinwire.types import InputError, require
-from thinwire.uses.federated.model_copy import NAME, layout_of, sum_of, whole
-from thinwire.uses.federated.parameters import byte_tensor, here
-from thinwire.uses.federated.update_messages import Held, VersionForm
 
 Lead = tuple[VersionForm, tuple[bytes, ...]]  # how a version is sent, and its packets
 LOG = 8  # models that the history may take: with 8 bytes a word that moved, it reaches as far as the messages

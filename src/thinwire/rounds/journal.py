@@ -6,11 +6,11 @@ import dataclasses
 from collections.abc import Iterable, Mapping
 from typing import Any, NamedTuple
 
+from thinwire.rounds.aggregation_server import Accepted, Rejected, Server
+from thinwire.rounds.client import Client
+from thinwire.rounds.client_profile import ClientProfile
+from thinwire.rounds.update_messages import Held, VersionMessage
 from thinwire.types import DesyncError, require
-from thinwire.uses.federated.aggregation_server import Accepted, Rejected, Server
-from thinwire.uses.federated.choosing.client_profile import ClientProfile
-from thinwire.uses.federated.client import Client
-from thinwire.uses.federated.update_messages import Held, VersionMessage
 
 
 class JournalEntry(NamedTuple):

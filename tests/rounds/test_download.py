@@ -11,10 +11,10 @@ from federation import Federation, same, taken
 from torch import Tensor
 
 from thinwire.codecs import Codec, Raw, TopK, Uniform
+from thinwire.rounds.download import DeltaDownload, FullDownload, Lead, SharedSender
+from thinwire.rounds.model_copy import ModelCopy
+from thinwire.rounds.update_messages import Held, VersionForm, VersionMessage
 from thinwire.types import InputError
-from thinwire.uses.federated.download import DeltaDownload, FullDownload, Lead, SharedSender
-from thinwire.uses.federated.model_copy import ModelCopy
-from thinwire.uses.federated.update_messages import Held, VersionForm, VersionMessage
 
 SPARSE = TopK(0.02, Uniform(4, group=64))
 

@@ -8,13 +8,13 @@ import struct
 import torch
 from torch import Tensor, nn
 
+from thinwire.rounds.local_training import Data, LocalSGD, Loss, check_finite, classification
+from thinwire.rounds.model_copy import ModelCopy
+from thinwire.rounds.parameters import Parameters, Signature
+from thinwire.rounds.residuals import ClientResiduals
+from thinwire.rounds.update_messages import Held, Update, VersionMessage
 from thinwire.seeding import seeded
 from thinwire.types import DesyncError
-from thinwire.uses.federated.local_training import Data, LocalSGD, Loss, check_finite, classification
-from thinwire.uses.federated.model_copy import ModelCopy
-from thinwire.uses.federated.parameters import Parameters, Signature
-from thinwire.uses.federated.residuals import ClientResiduals
-from thinwire.uses.federated.update_messages import Held, Update, VersionMessage
 
 
 class Client:
@@ -27,8 +27,8 @@ class Client:
     ``loss_scale``: as of ``LocalSGD.run``. The model may be on any device; batches are brought there.
 
     >>> from thinwire.codecs import Raw
-    >>> from thinwire.uses.federated.update_messages import VersionForm
-    >>> from thinwire.uses.federated.local_training import Samples
+    >>> from thinwire.rounds.update_messages import VersionForm
+    >>> from thinwire.rounds.local_training import Samples
     >>> data = Samples(torch.randn(20, 3), torch.zeros(20, dtype=torch.int64))
     >>> client = Client(0, nn.Linear(3, 2), data, ClientResiduals())
     >>> version = VersionMessage(0, 1, 0, 0, VersionForm.FULL, (), steps=2, rate=0.1, codec=Raw())

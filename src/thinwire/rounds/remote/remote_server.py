@@ -10,12 +10,11 @@ from typing import Any
 
 from thinwire.links.hub.hub import Hub
 from thinwire.links.hub.station import Event, EventKind
-from thinwire.types import InputError, LinkError, PayloadError, require
-from thinwire.uses.federated.aggregation_server import Accepted, Rejected, Server
-from thinwire.uses.federated.choosing.client_profile import ClientProfile
-from thinwire.uses.federated.client_scheduler import ClientScheduler, MadeVersion
-from thinwire.uses.federated.parameters import most_nbytes
-from thinwire.uses.federated.remote.client_handshake import (
+from thinwire.rounds.aggregation_server import Accepted, Rejected, Server
+from thinwire.rounds.client_profile import ClientProfile
+from thinwire.rounds.client_scheduler import ClientScheduler, MadeVersion
+from thinwire.rounds.parameters import most_nbytes
+from thinwire.rounds.remote.client_handshake import (
     PROBE_SIZE,
     PROBES,
     ClientHello,
@@ -23,7 +22,7 @@ from thinwire.uses.federated.remote.client_handshake import (
     Handshake,
     differs,
 )
-from thinwire.uses.federated.remote.control_messages import (
+from thinwire.rounds.remote.control_messages import (
     MessagePiece,
     Receiving,
     Sending,
@@ -35,6 +34,7 @@ from thinwire.uses.federated.remote.control_messages import (
     whole,
     word_of,
 )
+from thinwire.types import InputError, LinkError, PayloadError, require
 
 SIZE = 1 << 15  # bytes of a piece to a client
 TICK, LOOK = 0.1, 1.0  # seconds

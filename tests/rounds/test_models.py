@@ -11,14 +11,14 @@ from federation import Same
 from torch import Tensor, nn
 
 from thinwire.channels.memory import NoMemory
+from thinwire.rounds.aggregation import Synchronous
+from thinwire.rounds.aggregation_server import Server
+from thinwire.rounds.client import Client
+from thinwire.rounds.client_profile import ClientProfile
+from thinwire.rounds.local_training import Samples
+from thinwire.rounds.parameters import Parameters, Signature
+from thinwire.rounds.residuals import ClientResiduals
 from thinwire.types import InputError
-from thinwire.uses.federated.aggregation import Synchronous
-from thinwire.uses.federated.aggregation_server import Server
-from thinwire.uses.federated.choosing.client_profile import ClientProfile
-from thinwire.uses.federated.client import Client
-from thinwire.uses.federated.local_training import Samples
-from thinwire.uses.federated.parameters import Parameters, Signature
-from thinwire.uses.federated.residuals import ClientResiduals
 
 
 class Net(nn.Module):

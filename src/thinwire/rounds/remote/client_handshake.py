@@ -8,10 +8,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from thinwire.links.hub.hub import Hub
-from thinwire.types import InputError, PayloadError, require
-from thinwire.uses.federated.choosing.client_profile import ClientProfile
-from thinwire.uses.federated.parameters import Signature
-from thinwire.uses.federated.remote.control_messages import (
+from thinwire.rounds.client_profile import ClientProfile
+from thinwire.rounds.parameters import Signature
+from thinwire.rounds.remote.control_messages import (
     PROTOCOL,
     MessagePiece,
     Receiving,
@@ -21,7 +20,8 @@ from thinwire.uses.federated.remote.control_messages import (
     positive,
     whole,
 )
-from thinwire.uses.federated.update_messages import Held, VersionMessage
+from thinwire.rounds.update_messages import Held, VersionMessage
+from thinwire.types import InputError, PayloadError, require
 
 PROBES, PROBE_SIZE = 4, 3900  # messages that are timed at the start, and bytes of each
 HERE_ALREADY = (

@@ -9,11 +9,10 @@ from typing import Any
 
 from thinwire.links.hub.spoke import Spoke
 from thinwire.links.hub.station import Event, EventKind
-from thinwire.types import DesyncError, InputError, LinkError, PayloadError, require
-from thinwire.uses.federated.client import Client
-from thinwire.uses.federated.parameters import Signature, most_nbytes
-from thinwire.uses.federated.remote.client_handshake import PROBE_SIZE, PROBES, differs
-from thinwire.uses.federated.remote.control_messages import (
+from thinwire.rounds.client import Client
+from thinwire.rounds.parameters import Signature, most_nbytes
+from thinwire.rounds.remote.client_handshake import PROBE_SIZE, PROBES, differs
+from thinwire.rounds.remote.control_messages import (
     MOST,
     MOST_TEXT,
     PROTOCOL,
@@ -27,8 +26,9 @@ from thinwire.uses.federated.remote.control_messages import (
     whole,
     word_of,
 )
-from thinwire.uses.federated.remote.remote_server import TICK
-from thinwire.uses.federated.update_messages import VersionMessage
+from thinwire.rounds.remote.remote_server import TICK
+from thinwire.rounds.update_messages import VersionMessage
+from thinwire.types import DesyncError, InputError, LinkError, PayloadError, require
 
 SIZE = MOST - 100  # bytes of a piece to a server
 ROOM = 1 << 12  # bytes of a version beside its packets

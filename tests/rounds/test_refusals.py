@@ -20,16 +20,16 @@ from thinwire.channels import wire
 from thinwire.channels.channel import Scheme, Sender
 from thinwire.channels.memory import Delta, Memory, NoMemory
 from thinwire.codecs import Codec, Raw, TopK, Uniform
+from thinwire.rounds.aggregation import FedBuff, Periodic, Rule
+from thinwire.rounds.aggregation_server import Accepted, Rejected
+from thinwire.rounds.client import Client
+from thinwire.rounds.download import DeltaDownload
+from thinwire.rounds.local_training import TrainingError
+from thinwire.rounds.model_copy import ModelCopy, sum_of
+from thinwire.rounds.parameters import unpack_row
+from thinwire.rounds.residuals import ClientResiduals
+from thinwire.rounds.update_messages import HEAD, Update, VersionForm, VersionMessage
 from thinwire.types import DesyncError, InputError, PayloadError
-from thinwire.uses.federated.aggregation import FedBuff, Periodic, Rule
-from thinwire.uses.federated.aggregation_server import Accepted, Rejected
-from thinwire.uses.federated.client import Client
-from thinwire.uses.federated.download import DeltaDownload
-from thinwire.uses.federated.local_training import TrainingError
-from thinwire.uses.federated.model_copy import ModelCopy, sum_of
-from thinwire.uses.federated.parameters import unpack_row
-from thinwire.uses.federated.residuals import ClientResiduals
-from thinwire.uses.federated.update_messages import HEAD, Update, VersionForm, VersionMessage
 
 N = 52  # values of the model
 SPARSE = TopK(0.1, Uniform(4, group=16))

@@ -6,8 +6,7 @@ import pytest
 import torch
 from federation import RATE, SIZES, Federation, taken
 
-from thinwire.types import InputError, ThinwireError
-from thinwire.uses.federated.aggregation import (
+from thinwire.rounds.aggregation import (
     ArrivedUpdate,
     FedAsync,
     FedBuff,
@@ -16,12 +15,13 @@ from thinwire.uses.federated.aggregation import (
     Synchronous,
     moved,
 )
-from thinwire.uses.federated.aggregation import (
+from thinwire.rounds.aggregation import (
     Federation as All,
 )
-from thinwire.uses.federated.local_training import Decay
-from thinwire.uses.federated.parameters import unpack_row
-from thinwire.uses.federated.update_messages import Update
+from thinwire.rounds.local_training import Decay
+from thinwire.rounds.parameters import unpack_row
+from thinwire.rounds.update_messages import Update
+from thinwire.types import InputError, ThinwireError
 
 TWO = [ArrivedUpdate(0, 1, 30, staleness=0), ArrivedUpdate(3, 2, 10, staleness=3)]
 ALL = All(clients=8, samples=160, asked=4)

@@ -20,15 +20,15 @@ from thinwire.channels.disk import DiskStore
 from thinwire.channels.memory import NoMemory
 from thinwire.channels.references import References
 from thinwire.codecs import Cast, Codec, Entropy, HardThreshold, Raw, TopK, Uniform
+from thinwire.rounds.aggregation import FedAsync, FedBuff, Periodic, Rule, Synchronous, moved
+from thinwire.rounds.aggregation_server import Accepted
+from thinwire.rounds.client_profile import Assignment, ClientProfile, Situation
+from thinwire.rounds.client_scheduler import ClientScheduler
+from thinwire.rounds.download import DeltaDownload, FullDownload
+from thinwire.rounds.parameters import Parameters, unpack_row
+from thinwire.rounds.residuals import ClientResiduals
+from thinwire.rounds.update_messages import Update
 from thinwire.types import InputError, ThinwireError
-from thinwire.uses.federated.aggregation import FedAsync, FedBuff, Periodic, Rule, Synchronous, moved
-from thinwire.uses.federated.aggregation_server import Accepted
-from thinwire.uses.federated.choosing.client_profile import Assignment, ClientProfile, Situation
-from thinwire.uses.federated.client_scheduler import ClientScheduler
-from thinwire.uses.federated.download import DeltaDownload, FullDownload
-from thinwire.uses.federated.parameters import Parameters, unpack_row
-from thinwire.uses.federated.residuals import ClientResiduals
-from thinwire.uses.federated.update_messages import Update
 
 RULES: list[Rule] = [Synchronous(), Synchronous("participants"), FedAsync(), FedBuff(3), Periodic(a=0.5)]
 SPARSE = TopK(0.1, Uniform(4, group=16))

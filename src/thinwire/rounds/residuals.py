@@ -12,8 +12,8 @@ from thinwire.channels.channel import Scheme, Sender
 from thinwire.channels.memory import ErrorFeedback, Memory, NoMemory
 from thinwire.channels.references import Store, under
 from thinwire.codecs import Codec, Raw
+from thinwire.rounds.parameters import byte_tensor, here, unpack_row
 from thinwire.types import InputError, require
-from thinwire.uses.federated.parameters import byte_tensor, here, unpack_row
 
 
 class SentUpdate(NamedTuple):

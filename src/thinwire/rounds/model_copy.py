@@ -12,6 +12,8 @@ from thinwire.channels.channel import SHARED, Receiver
 from thinwire.channels.memory import Delta
 from thinwire.channels.rows import checks
 from thinwire.codecs import Raw
+from thinwire.rounds.parameters import most_nbytes, unpack_row
+from thinwire.rounds.update_messages import Held, VersionForm, VersionMessage
 from thinwire.state.layout import Layout
 from thinwire.state.patches.patch import Patch
 from thinwire.state.replica import Replica
@@ -26,8 +28,6 @@ from thinwire.types import (
     ThinwireError,
     require,
 )
-from thinwire.uses.federated.parameters import most_nbytes, unpack_row
-from thinwire.uses.federated.update_messages import Held, VersionForm, VersionMessage
 
 NAME = "model"  # of the one tensor of a shared model, in patches
 

@@ -12,12 +12,12 @@ from torch import Tensor, nn
 
 from thinwire.channels.memory import Delta
 from thinwire.codecs import Raw, TopK
+from thinwire.rounds.client import Client
+from thinwire.rounds.local_training import LocalSGD, Samples, TrainingError, classification
+from thinwire.rounds.parameters import Parameters, unpack_row
+from thinwire.rounds.residuals import ClientResiduals
+from thinwire.rounds.update_messages import VersionForm, VersionMessage
 from thinwire.types import DesyncError, InputError
-from thinwire.uses.federated.client import Client
-from thinwire.uses.federated.local_training import LocalSGD, Samples, TrainingError, classification
-from thinwire.uses.federated.parameters import Parameters, unpack_row
-from thinwire.uses.federated.residuals import ClientResiduals
-from thinwire.uses.federated.update_messages import VersionForm, VersionMessage
 
 
 def issued(federation: Federation, client: int = 1) -> VersionMessage:
