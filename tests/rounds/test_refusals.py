@@ -295,11 +295,11 @@ def test_an_update_is_read_as_it_was_written() -> None:
     update = Update(2**62, 3, 4, 5, 6, b"packet")
     assert len(update.pack()) == update.nbytes and Update.unpack(update.pack()) == update
     assert update.pack().hex() == (
-        "54460201654e82230000000000000040030000000000000004000000000000000500000000000000060000007061636b6574"
+        "54460301654e82230000000000000040030000000000000004000000000000000500000000000000060000007061636b6574"
     )
-    version = VersionMessage(5, 6, 4, 7, VersionForm.MISSED, (b"ab",), 3, 0.5, TopK(0.1))
+    version = VersionMessage(5, 6, 4, 7, VersionForm.MISSED, (b"ab",), 3, 0.5, TopK(0.1), work=b"xyz")
     assert version.pack().hex() == (
-        "544602023c7bf107"
+        "5446030220d8675d"
         "0500000000000000"
         "0600000000000000"
         "0400000000000000"
@@ -310,6 +310,8 @@ def test_an_update_is_read_as_it_was_written() -> None:
         "000000000000e03f"
         "0000000000000000"
         "0f00546f704b28726174696f3d302e3129"
+        "03000000"
+        "78797a"
         "020000006162"
     )
     for version in versions(SPARSE):

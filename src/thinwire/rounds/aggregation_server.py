@@ -6,7 +6,7 @@ import dataclasses
 import json
 import math
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from thinwire.rounds.client_profile import (
     Situation,
 )
 from thinwire.rounds.download import Download, FullDownload
+from thinwire.rounds.judging import Candidate, Judge, Trusting, Verdict
 from thinwire.rounds.local_training import Decay
 from thinwire.rounds.parameters import (
     Parameters,
@@ -32,6 +33,7 @@ from thinwire.rounds.parameters import (
     unpack_row,
 )
 from thinwire.rounds.update_messages import HEAD, Held, Update, VersionMessage
+from thinwire.rounds.work import OwnData, Work
 from thinwire.staging import to_host
 from thinwire.types import MAX_KEY, InputError, MissingExtra, PayloadError, ThinwireError, require
 
@@ -47,6 +49,8 @@ class Server:
     ``issue``, one at a time: each voids an earlier one that it did not answer, so no update counts twice,
     whatever is lost on the way. Rules in rounds want ``begin`` first, which says who is asked; ``close`` ends
     a round, or a period.
+
+    ``work``: the samples that go with versions; ``judge``: how far updates are trusted.
 
     Updates are added in the order of (client, sequence), so the bits of a version do not depend on the order
     in which they came.
@@ -72,6 +76,8 @@ class Server:
         policy: FederatedPolicy,
         download: Download | None = None,
         rates: Decay | None = None,
+        work: Work | None = None,
+        judge: Judge | None = None,
     ) -> None:
         self.signature = model.signature if isinstance(model, Parameters) else None
         weights = model.read() if isinstance(model, Parameters) else model
@@ -81,6 +87,8 @@ class Server:
         self.weights, self.version = row, 0
         self.rule, self.policy = rule, policy
         self.download, self.rates = download or FullDownload(), rates or Decay()
+        self.work, self.judge = work or OwnData(), judge or Trusting()
+        self.verdicts: dict[int, Verdict] = {}  # of those whose updates made the newest version
         self._sender = self.download.open(row)
         self._members: dict[int, ClientState] = {}
         self._norms: deque[float] = deque(maxlen=NORMS)
@@ -196,7 +204,8 @@ class Server:
         member.issued, member.started = max(member.issued, after) + 1, self.version
         numbers = self.version, member.issued, member.confirmed, self._sender.check
         rate, made = self.rates.at(self.version), self.signature.digest if self.signature else 0
-        version = VersionMessage(*numbers, form, packets, assignment.steps, rate, assignment.codec, made)
+        steps, codec, work = assignment.steps, assignment.codec, self.work.give(client, assignment.steps)
+        version = VersionMessage(*numbers, form, packets, steps, rate, codec, made, work)
         member.traffic.down += version.nbytes
         member.traffic.raw_down += 4 * self.weights.numel()
         if self.rule.mixes:
@@ -229,6 +238,7 @@ class Server:
             return Rejected(client, str(e))
         staleness = self.version - update.version
         member.confirmed = update.sequence
+        self.work.settle(client, done=True)
         member.traffic.updates += 1
         member.traffic.staleness += staleness
         self._waiting.setdefault(client, []).append(update)
@@ -245,6 +255,7 @@ class Server:
 
         In a round that nobody answered, ask again by ``close`` and ``begin``.
         """
+        self.work.settle(client, done=False)
         if client in self._waiting or client not in self._asked:
             return None
         self._asked.discard(client)
@@ -307,10 +318,23 @@ class Server:
         counted = list((self._round or there).values())
         asked = len(self._asked) + self._gone
         shares = self.rule.shares(arrivals, Federation(len(counted), sum(counted), asked))
-        found = moved(self.weights, zip(shares, self._changes(updates), strict=True))
+        found = moved(self.weights, zip(self._trusted(shares, updates), self._changes(updates), strict=True))
         wrong = f"version {self.version + 1} would not be finite; lower the step size or the server's rate"
         require(bool(found.isfinite().all()), ThinwireError, wrong)
         return found
+
+    def _trusted(self, shares: list[float], updates: Sequence[Update]) -> list[float]:
+        """Return the shares by the judge's trust, as much in all as before; all 0 where nobody is trusted."""
+        if isinstance(self.judge, Trusting):
+            return shares
+        rows = zip(updates, self._changes(updates), strict=True)
+        found = [Candidate(u.client, row, u.samples, self.version - u.version) for u, row in rows]
+        self.verdicts = dict(self.judge.weigh(self.version, self.weights, found))
+        trusted = [
+            s * self.verdicts.get(u.client, Verdict()).trust for s, u in zip(shares, updates, strict=True)
+        ]
+        total = sum(trusted)
+        return [s * sum(shares) / total for s in trusted] if total > 0 else trusted
 
     def _changes(self, updates: Iterable[Update]) -> Iterator[Tensor]:
         for u in updates:
@@ -337,6 +361,8 @@ class Server:
             "round": list(self._round.items()),
             "norms": list(self._norms),
             "members": {str(c): m.to_dict() for c, m in sorted(self._members.items())},
+            "work": self.work.state(),
+            "judge": self.judge.state(),
         }
         state = {"weights": here(self.weights), "words": byte_tensor(json.dumps(words).encode())}
         state |= {f"update.{i}": byte_tensor(u.pack()) for i, u in enumerate(updates)}
@@ -359,6 +385,8 @@ class Server:
         self._round = dict(words.get("round", ()))
         self._norms = deque(words["norms"], NORMS)
         self._members = {int(c): ClientState.from_dict(m) for c, m in words["members"].items()}
+        self.work.load(words.get("work", {}))
+        self.judge.load(words.get("judge", {}))
         starts = under(state, "start.").items()
         self._starts = {int(v): row.to(device, copy=True) for v, row in starts}
         self._waiting, self._assigned = {}, None

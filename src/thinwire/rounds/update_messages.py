@@ -1,10 +1,10 @@
 """What crosses between the server of a federation and its clients, as bytes. Little-endian::
 
-magic "TF", format u8 (2), kind u8 (1: update, 2: version), crc32 u32 over all that follows
+magic "TF", format u8 (3), kind u8 (1: update, 2: version), crc32 u32 over all that follows
 update: client u64, sequence u64, version u64, samples u64, steps u32, one packet as channels/wire.py has it
 version: number u64, sequence u64, confirmed u64, check u32, form u8, packets u16, steps u32, rate f64,
-    model u64, codec (u16 length, ASCII), each packet: length u32, bytes as channels/wire.py or
-    state/patches/patch.py
+    model u64, codec (u16 length, ASCII), work (u32 length, bytes), each packet: length u32, bytes as
+    channels/wire.py or state/patches/patch.py
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from thinwire.codecs import Codec, parse_codec
 from thinwire.heads import U32, U64, Head, Rest
 from thinwire.types import MAX_KEY, ByteCursor, PayloadError
 
-MAGIC, FORMAT = b"TF", 2
+MAGIC, FORMAT = b"TF", 3
 MAX_STEPS = 1 << 20  # local steps that a server may ask for
 HEAD = struct.Struct("<2sBBI")
 VERSION = struct.Struct("<QQQIBHIdQ")
@@ -86,7 +86,7 @@ class VersionMessage:
     ``sequence`` is the number of the update that answers it, and ``confirmed`` that of the client's last
     update which was taken: another that the client sent before is void. ``check``: sum over the values.
     ``steps`` local steps at the step size ``rate``; ``codec``: of the update. ``model``: the digest of the
-    server's ``Signature``; 0 where it knows of none.
+    server's ``Signature``; 0 where it knows of none. ``work``: the samples to train on, as ``Work`` has them.
     """
 
     number: int
@@ -99,11 +99,12 @@ class VersionMessage:
     rate: float
     codec: Codec
     model: int = 0
+    work: bytes | memoryview = b""
 
     @property
     def nbytes(self) -> int:
         """Bytes on the wire."""
-        fixed = HEAD.size + VERSION.size + TEXT.size + len(repr(self.codec))
+        fixed = HEAD.size + VERSION.size + TEXT.size + len(repr(self.codec)) + LENGTH.size + len(self.work)
         return fixed + sum(LENGTH.size + len(p) for p in self.packets)
 
     @property
@@ -116,7 +117,7 @@ class VersionMessage:
         n, codec = len(self.packets), repr(self.codec).encode("ascii")
         numbers = self.number, self.sequence, self.confirmed, self.check
         head = VERSION.pack(*numbers, self.form, n, self.steps, self.rate, self.model)
-        parts = [head, TEXT.pack(len(codec)), codec]
+        parts = [head, TEXT.pack(len(codec)), codec, LENGTH.pack(len(self.work)), self.work]
         return _signed(2, b"".join([*parts, *(b for p in self.packets for b in (LENGTH.pack(len(p)), p))]))
 
     @classmethod
@@ -133,9 +134,11 @@ class VersionMessage:
         if not 0 < rate < math.inf:
             raise PayloadError(f"a version that asks for a step size of {rate}")
         codec = parse_codec(_ascii(cursor.take(*cursor.unpack(TEXT))))
+        work = cursor.take(*cursor.unpack(LENGTH))
         found = tuple(cursor.take(*cursor.unpack(LENGTH)) for _ in range(packets))
         cursor.close()
-        return cls(number, sequence, confirmed, check, VersionForm(form), found, steps, rate, codec, model)
+        numbers = number, sequence, confirmed, check
+        return cls(*numbers, VersionForm(form), found, steps, rate, codec, model, work)
 
 
 def _signed(kind: int, body: bytes) -> bytes:
