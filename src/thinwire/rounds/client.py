@@ -8,7 +8,14 @@ import struct
 import torch
 from torch import Tensor, nn
 
-from thinwire.rounds.local_training import Data, LocalSGD, Loss, check_finite, classification
+from thinwire.rounds.local_training import (
+    Data,
+    LocalSGD,
+    LocalTraining,
+    Loss,
+    check_finite,
+    classification,
+)
 from thinwire.rounds.model_copy import ModelCopy
 from thinwire.rounds.parameters import Parameters, Signature
 from thinwire.rounds.residuals import ClientResiduals
@@ -24,7 +31,7 @@ class Client:
     ``residuals``. A turn depends on weights, ``seed``, id and sequence number alone, dropout included: it
     comes out the same in any process. ``loss`` takes the model and a batch of ``data``. ``copy``: where the
     versions are followed (default: a copy of its own). ``parameters``: the model's, where many share it.
-    ``loss_scale``: as of ``LocalSGD.run``. The model may be on any device; batches are brought there.
+    ``loss_scale``: as of ``take_steps``. The model may be on any device; batches are brought there.
 
     >>> from thinwire.codecs import Raw
     >>> from thinwire.rounds.update_messages import VersionForm
@@ -44,7 +51,7 @@ class Client:
         residuals: ClientResiduals,
         *,
         loss: Loss = classification,
-        local: LocalSGD | None = None,
+        local: LocalTraining | None = None,
         seed: int = 0,
         copy: ModelCopy | None = None,
         parameters: Parameters | None = None,

@@ -27,6 +27,22 @@ def classification(model: nn.Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     return nn.functional.cross_entropy(model(inputs), labels)
 
 
+class LocalTraining(Protocol):
+    """How a client trains in one turn."""
+
+    def run(
+        self,
+        model: nn.Module,
+        loss: Loss,
+        batches: Iterable[Any],
+        rate: float,
+        who: str,
+        loss_scale: float = 1.0,
+    ) -> None:
+        """Take a step at the step size ``rate`` for each batch. Errors: as of ``take_steps``."""
+        ...
+
+
 @dataclass(frozen=True, repr=False)
 class LocalSGD(Spec):
     """SGD whose momentum begins anew at each turn; ``clip`` bounds the gradient's norm (0: not at all)."""
@@ -51,50 +67,70 @@ class LocalSGD(Spec):
         who: str,
         loss_scale: float = 1.0,
     ) -> None:
-        """Take a step at the step size ``rate`` for each batch, which is brought to the model's device.
-
-        ``loss_scale``: the loss is multiplied by it for the gradients, and they are divided by it: float16
-        would round small ones to zero.
-        Errors: ``TrainingError`` naming ``who`` and the step, at the first loss that is no finite number, or
-        with whatever ``loss`` raised as its cause. On a card losses are looked at once all steps are done.
-        """
-        parameters = [p for p in model.parameters() if p.requires_grad]
+        """Take a step at the step size ``rate`` for each batch, as ``take_steps`` does."""
         speeds: dict[int, Tensor] = {}  # of parameters, by their place
-        device = parameters[0].device if parameters else _CPU
-        model.train()
-        step, losses = 0, list[Tensor]()
-        try:
-            for step, batch in enumerate(batches, 1):
-                for p in parameters:
-                    p.grad = None
-                found = loss(model, placed(batch, device))
-                losses.append(found.detach())
-                if device.type == "cpu":
-                    _look_at(losses, who, step, rate)
-                (found * loss_scale if loss_scale != 1 else found).backward()
-                if loss_scale != 1:
-                    torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], 1 / loss_scale)
-                if self.clip:
-                    nn.utils.clip_grad_norm_(parameters, self.clip)
-                self._move(parameters, speeds, rate)
-            _look_at(losses, who, step, rate)
-        except ThinwireError:
-            raise
-        except Exception as e:
-            found_text = f"{type(e).__name__}: {e}".rstrip(": ")
-            raise TrainingError(f"{who}: training raised {found_text} at local step {max(step, 1)}") from e
+
+        def move(parameters: list[nn.Parameter]) -> None:
+            self._move(parameters, speeds, rate)
+
+        take_steps(model, loss, batches, move, rate, who, self.clip, loss_scale)
 
     def _move(self, parameters: list[nn.Parameter], speeds: dict[int, Tensor], rate: float) -> None:
         """Do what ``torch.optim.SGD`` does, which would import a compiler first: seconds, and 100 MB."""
-        with torch.no_grad():
-            for i, p in enumerate(parameters):
-                if p.grad is None:
-                    continue
-                move = p.grad.add(p, alpha=self.weight_decay) if self.weight_decay else p.grad
-                if self.momentum:
-                    speeds[i] = speeds[i].mul_(self.momentum).add_(move) if i in speeds else move.clone()
-                    move = speeds[i]
-                p.add_(move, alpha=-rate)
+        for i, p in enumerate(parameters):
+            if p.grad is None:
+                continue
+            move = p.grad.add(p, alpha=self.weight_decay) if self.weight_decay else p.grad
+            if self.momentum:
+                speeds[i] = speeds[i].mul_(self.momentum).add_(move) if i in speeds else move.clone()
+                move = speeds[i]
+            p.add_(move, alpha=-rate)
+
+
+def take_steps(
+    model: nn.Module,
+    loss: Loss,
+    batches: Iterable[Any],
+    move: Callable[[list[nn.Parameter]], object],
+    rate: float,
+    who: str,
+    clip: float = 0.0,
+    loss_scale: float = 1.0,
+) -> None:
+    """Have ``move`` take a step with the trained parameters for each batch, brought to the model's device.
+
+    ``clip`` bounds the gradient's norm (0: not at all). ``loss_scale``: the loss is multiplied by it for the
+    gradients, and they are divided by it: float16 would round small ones to zero.
+    Errors: ``TrainingError`` naming ``who`` and the step, at the first loss that is no finite number, or
+    with whatever ``loss`` raised as its cause. On a card losses are looked at once all steps are done.
+    """
+    parameters = [p for p in model.parameters() if p.requires_grad]
+    device = parameters[0].device if parameters else _CPU
+    model.train()
+    step, losses, norm = 0, list[Tensor](), None
+    try:
+        for step, batch in enumerate(batches, 1):
+            for p in parameters:
+                p.grad = None
+            found = loss(model, placed(batch, device))
+            losses.append(found.detach())
+            if device.type == "cpu":
+                _look_at(losses, who, step, rate)
+            (found * loss_scale if loss_scale != 1 else found).backward()
+            if loss_scale != 1:
+                torch._foreach_mul_([p.grad for p in parameters if p.grad is not None], 1 / loss_scale)
+            if clip:
+                norm = nn.utils.clip_grad_norm_(parameters, clip)
+            with torch.no_grad():
+                move(parameters)
+        _look_at(losses, who, step, rate)
+        if norm is not None:  # an earlier one that is not finite shows in the next loss
+            check_finite(float(norm), who, step, rate)
+    except ThinwireError:
+        raise
+    except Exception as e:
+        text = f"{type(e).__name__}: {e}".rstrip(": ")
+        raise TrainingError(f"{who}: training raised {text} at local step {max(step, 1)}") from e
 
 
 def placed(batch: Any, device: torch.device) -> Any:

@@ -1,0 +1,1 @@
+"""Swarms: one model, trained in rounds by whoever is there."""
