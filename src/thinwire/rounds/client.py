@@ -8,6 +8,7 @@ import struct
 import torch
 from torch import Tensor, nn
 
+from thinwire.codecs.matrices.factors import placed
 from thinwire.rounds.local_training import (
     Data,
     LocalSGD,
@@ -98,7 +99,8 @@ class Client:
         """Return the update for what the local steps of ``version`` changed, [1, N]."""
         self._check_new(version)
         self.residuals.settle(self.id, version.confirmed)
-        packet = self.residuals.encode(self.id, version.sequence, change, version.codec)
+        codec = placed(version.codec, self._parameters.matrices)
+        packet = self.residuals.encode(self.id, version.sequence, change, codec)
         self.sequence, samples = version.sequence, self.data.samples
         return Update(self.id, version.sequence, version.number, samples, version.steps, packet)
 

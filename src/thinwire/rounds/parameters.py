@@ -17,6 +17,7 @@ from torch.nn.parameter import is_lazy
 from thinwire.channels import wire
 from thinwire.channels.channel import Receiver
 from thinwire.channels.memory import parse_memory
+from thinwire.codecs.matrices.factors import Cut, matrices_of
 from thinwire.staging import to_host
 from thinwire.types import InputError, PayloadError, TensorSpec, require
 
@@ -52,6 +53,11 @@ class Parameters:
         self.numel = sum(p.numel() for p in self._parameters)
         self.device = self._parameters[0].device  # where rows of this model are coded
         self._buffers = {n: b.detach().clone() for n, b in model.named_buffers()}
+
+    @cached_property
+    def matrices(self) -> Cut:
+        """Where each matrix begins in the row, its rows and its width."""
+        return matrices_of(p.shape for p in self._parameters)
 
     @cached_property
     def signature(self) -> Signature:

@@ -9,7 +9,8 @@ fewer.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+import math
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -213,6 +214,26 @@ def _where(cut: Cut, device: torch.device) -> Tensor:
 def _joined(parts: Sequence[Tensor], dtype: torch.dtype, x: Tensor) -> Tensor:
     flat = [part.to(dtype).flatten() for part in parts]
     return torch.cat(flat) if flat else torch.empty(0, dtype=dtype, device=x.device)
+
+
+def matrices_of(shapes: Iterable[Sequence[int]]) -> Cut:
+    """Return the matrices in tensors of these shapes that lie one behind another in a row.
+
+    Of three dimensions the first counts matrices, as experts have them; of more, it counts rows, as those
+    of convolutions do.
+
+    >>> matrices_of([(3,), (4, 5), (2, 6, 7)])
+    ((3, 4, 5), (23, 6, 7), (65, 6, 7))
+    """
+    found, at = [], 0
+    for shape in shapes:
+        size = math.prod(shape)
+        width = shape[-1] if len(shape) == 3 else size // max(1, shape[0] if shape else 1)
+        rows = shape[1] if len(shape) == 3 else shape[0] if len(shape) > 1 else 0
+        if min(rows, width) > 1:
+            found += [(at + i, rows, width) for i in range(0, size, rows * width)]
+        at += size
+    return tuple(found)
 
 
 def within(cut: Cut, start: int, stop: int) -> Cut:

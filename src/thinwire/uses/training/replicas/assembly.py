@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from thinwire.channels.channel import Scheme
+from thinwire.choosing.difference_codes import Sides
 from thinwire.codecs import Codec, DeadZone, Entropy, Factors, Raw
 from thinwire.codecs.deadzone import step_for
 from thinwire.collectives import Reduction
@@ -16,7 +17,6 @@ from thinwire.uses.training.replicas.choosing.replica_policy import (
     ReplicaChoice,
     ReplicaPolicy,
     ReplicaSite,
-    Sides,
 )
 from thinwire.uses.training.replicas.coder import Coder
 from thinwire.uses.training.replicas.controller import AdaptiveController, Controller
@@ -124,16 +124,8 @@ def _ends(
 
 def _site(flat: FlatParameters, replicas: int, network: Network, plan: Adaptation) -> ReplicaSite:
     """Return this rank's site with nothing measured yet."""
-    sides = sides_of(flat)
+    sides = Sides.of(flat.matrices, flat.numel)
     return ReplicaSite(flat.numel, replicas, steps=plan.steps, sides=sides, restarts=network.restarts)
-
-
-def sides_of(flat: FlatParameters) -> Sides | None:
-    """Return the sides of the matrices that are exchanged; None where there are none."""
-    matrices = flat.matrices
-    within = sum(rows * width for _, rows, width in matrices)
-    total = sum(rows + width for _, rows, width in matrices)
-    return Sides(total, flat.numel - within) if total else None
 
 
 def cut(parameters: Mapping[str, Tensor], parts: int) -> list[dict[str, Tensor]]:

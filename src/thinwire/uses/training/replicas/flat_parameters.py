@@ -14,7 +14,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from thinwire.codecs.matrices.factors import Cut
+from thinwire.codecs.matrices.factors import Cut, matrices_of
 from thinwire.staging import to_host
 from thinwire.types import InputError, require
 
@@ -61,19 +61,8 @@ class FlatParameters:
 
     @property
     def matrices(self) -> Cut:
-        """Where each matrix of the parameters begins in all values, its rows and its width.
-
-        Of three dimensions the first counts matrices, as experts have them; of more, it counts rows, as those
-        of convolutions do.
-        """
-        found, at = [], 0
-        for shape, size in zip(self._shapes.values(), self._sizes, strict=True):
-            width = shape[-1] if len(shape) == 3 else size // max(1, shape[0] if shape else 1)
-            rows = shape[1] if len(shape) == 3 else shape[0] if len(shape) > 1 else 0
-            if min(rows, width) > 1:
-                found += [(at + i, rows, width) for i in range(0, size, rows * width)]
-            at += size
-        return tuple(found)
+        """Where each matrix of the parameters begins in all values, its rows and its width."""
+        return matrices_of(self._shapes.values())
 
     @property
     def is_exact(self) -> bool:

@@ -5,7 +5,8 @@ from __future__ import annotations
 import random
 from dataclasses import replace
 
-from thinwire.uses.training.replicas.choosing.replica_policy import ReplicaChoice, ReplicaSite, Sides
+from thinwire.choosing.difference_codes import Sides
+from thinwire.uses.training.replicas.choosing.replica_policy import ReplicaChoice, ReplicaSite
 
 MBIT = 125e3  # bytes/s
 

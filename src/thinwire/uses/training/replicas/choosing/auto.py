@@ -7,6 +7,7 @@ from dataclasses import dataclass, replace
 from itertools import product
 from statistics import mean
 
+from thinwire.choosing.difference_codes import DENSE_COSTS, FACTOR_COSTS
 from thinwire.spec import Spec
 from thinwire.types import InputError, require
 from thinwire.uses.training.replicas.choosing.replica_policy import ReplicaChoice, ReplicaSite
@@ -42,8 +43,8 @@ class Code:
 
 
 # Top 1 to 3 % of the differences cost 2.5 to 4 times the steps (derived), and take as much as 0.6 bits do.
-FACTORS = tuple(Code(None, None, cost, rank) for rank, cost in ((8, 1.05), (4, 1.1), (2, 1.3)))  # probe
-DENSE = (Code(None, 1.2, 1.0), Code(None, 0.6, 1.5))  # probe, derived
+FACTORS = tuple(Code(None, None, cost, rank) for rank, cost in FACTOR_COSTS.items())
+DENSE = tuple(Code(None, bits, cost) for bits, cost in DENSE_COSTS.items())
 DIFFERENCES = (*DENSE, *FACTORS)
 GRADIENTS = (Code(0.1, None, 1.0), Code(0.01, None, 1.02), Code(0.001, None, 1.04))  # assumed, probe, probe
 

@@ -4,23 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from thinwire.choosing.difference_codes import Sides, dense_bits, factor_bits
 from thinwire.choosing.policy import Policy
 from thinwire.types import InputError, require
 
 KEPT_BITS = 21.0  # a kept value of a sparse message: 8 of the value, 12 of its position, the chunk's scale
 EXACT_BITS = 32.0
-# What ``Entropy(DeadZone(step_for(bits)))`` took a value of AdamW's differences, by ``bits`` (a probe).
-DENSE_BITS = ((0.6, 0.33), (1.2, 1.08))
-# What ``Entropy(Factors(rank))`` took of the same: a level of its factors, and a value of no matrix.
-LEVEL_BITS, LOOSE_BITS = 2.6, 5.0
-
-
-@dataclass(frozen=True)
-class Sides:
-    """The matrices of a model: their rows and columns in all, and how many values are in none."""
-
-    total: int
-    loose: int
 
 
 @dataclass(frozen=True)
@@ -62,13 +51,8 @@ class ReplicaChoice:
         if self.ratio is not None:
             return self.ratio * KEPT_BITS
         if self.rank is not None and sides is not None:
-            return (sides.total * self.rank * LEVEL_BITS + sides.loose * LOOSE_BITS) / values
-        if self.bits is None:
-            return EXACT_BITS
-        (low, few), (high, more) = DENSE_BITS
-        if self.bits >= high:
-            return self.bits * more / high
-        return max(self.bits * few / low, more - (high - self.bits) * (more - few) / (high - low))
+            return factor_bits(self.rank, sides) / values
+        return EXACT_BITS if self.bits is None else dense_bits(self.bits)
 
     @property
     def is_exact(self) -> bool:
