@@ -78,11 +78,8 @@ def test_a_share_is_small_and_reads_back(vocabulary: int) -> None:
     assert torch.equal(found.ids, share.ids) and torch.equal(found.blocks, data) and found.batch == 8
     folded = -(-(2 * vocabulary - 1).bit_length() // 8)
     assert len(packed) <= ShareMessage.FORM.size + 40 * (4 + 65 * folded)
-    assert torch.cat(list(found.batches(5))).equal(data)
     with pytest.raises(PayloadError, match="and the model knows"):
         read_share(packed, int(torch.where(data < 0, ~data, data).max()))
-    with pytest.raises(PayloadError, match="5 local steps"):
-        list(found.batches(4))
 
 
 def test_repetition_is_sent_as_it_is_rather_than_as_a_frame_that_asks_for_much() -> None:

@@ -10,7 +10,6 @@ A token t that is learnt is sent as 2 t, one that is not, and is there as its co
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -31,11 +30,8 @@ Numbers = npt.NDArray[np.int64]
 class Share:
     """A member's samples of one round: ``ids`` [n] int64, ``blocks`` [n, seq + 1] int64, n / batch steps.
 
-    It is what a client trains on, as ``local_training.Data``.
-
-    >>> share = Share(torch.tensor([7, 3]), torch.zeros(2, 5, dtype=torch.int64), batch=1)
-    >>> share.steps, share.samples, [len(b) for b in share.batches(2)]
-    (2, 2, [1, 1])
+    >>> Share(torch.tensor([7, 3]), torch.zeros(2, 5, dtype=torch.int64), batch=1).samples
+    2
     """
 
     ids: Tensor
@@ -46,17 +42,6 @@ class Share:
     def samples(self) -> int:
         """How many samples there are, which is how much the update counts."""
         return len(self.ids)
-
-    @property
-    def steps(self) -> int:
-        """Local steps that these samples are for."""
-        return len(self.ids) // self.batch
-
-    def batches(self, steps: int, draw: torch.Generator | None = None) -> Iterator[Tensor]:
-        """Yield the batches [batch, seq + 1] in order; nothing is drawn. Errors: ``PayloadError``."""
-        wrong = f"samples for {self.steps} local steps came with a version that asks for {steps}"
-        require(steps == self.steps, PayloadError, wrong)
-        yield from self.blocks.split(self.batch)
 
 
 class ShareMessage(Head):

@@ -18,7 +18,13 @@ from thinwire.rounds.parameters import unpack_row
 from thinwire.rounds.residuals import ClientResiduals
 from thinwire.rounds.update_messages import VersionForm, VersionMessage
 from thinwire.types import InputError
-from thinwire.uses.training.swarm.choosing.swarm_policy import EVEN, LEAST, MOST_STEPS, Together
+from thinwire.uses.training.swarm.choosing.swarm_policy import (
+    EVEN,
+    LEAST,
+    MOST_STEPS,
+    Together,
+    deadline,
+)
 
 VALUES, MBIT = 4_470_272, 125e3
 SIDES, LOOSE = 22_016, 13_824  # of gpt2-lab
@@ -61,7 +67,7 @@ def test_members_that_are_not_bound_are_done_within_a_quarter_of_each_other() ->
         assert not any("too slow" in a.why for a in found)
         assert all(1 <= a.steps <= MOST_STEPS for a in found)
         met += len(free) > 1
-        longest = POLICY.deadline(devices, found, VALUES)
+        longest = deadline(devices, found, VALUES, POLICY)
         assert max(turns) < longest and longest >= LEAST
         assert longest <= max(LEAST, 1.5 * max(turns) + 8 * 0.1 + 1e-6)
     assert met > 100
@@ -91,16 +97,16 @@ def test_a_member_that_would_hold_up_all_others_is_not_waited_for() -> None:
     with_slow = [*devices, member(8, 100 * CPU, 1)]
     found = POLICY.assign(with_slow, Situation(VALUES))
     assert list(found[:8]) == list(mixed) and found[8].steps == 1 and "too slow" in found[8].why
-    limit = POLICY.deadline(devices, mixed, VALUES)
-    assert POLICY.deadline(with_slow, found, VALUES) == limit < 15
+    limit = deadline(devices, mixed, VALUES, POLICY)
+    assert deadline(with_slow, found, VALUES, POLICY) == limit < 15
 
 
 def test_what_was_not_measured_gets_a_bounded_guess() -> None:
     new = [ClientProfile(i, 0.3, 100) for i in range(3)]
     found = POLICY.assign(new, Situation(VALUES))
     assert found == [found[0]] * 3 and 1 <= found[0].steps <= MOST_STEPS
-    assert LEAST <= POLICY.deadline(new, found, VALUES) < 10
-    assert POLICY.assign([], Situation(VALUES)) == [] and POLICY.deadline([], [], VALUES) == LEAST
+    assert LEAST <= deadline(new, found, VALUES, POLICY) < 10
+    assert POLICY.assign([], Situation(VALUES)) == [] and deadline([], [], VALUES, POLICY) == LEAST
     assert isinstance(POLICY, FederatedPolicy)
     plain = Together().assign([member(0, GPU, 1)], Situation(VALUES))
     assert "Factors" not in repr(plain[0].codec)

@@ -74,23 +74,6 @@ class Together(Spec):
         seconds = self._round(members, ways, down)
         return [_explained(m, *_best(m, ways, down, seconds), down, seconds) for m in members]
 
-    def deadline(
-        self, devices: Sequence[ClientProfile], assignments: Sequence[Assignment], values: int
-    ) -> float:
-        """Return how many seconds a round may last in which these members do this.
-
-        Half as long again as the slowest turn that is waited for, and some round trips; 5 s at least.
-        """
-        members, ways, down = [_guessed(d) for d in devices], self._ways(values), self._down(values)
-        limit = self._limit(members, ways, down)
-        sizes = {way.codec: way.nbytes for way in ways}
-        turns = [
-            m.seconds(a.steps, sizes.get(a.codec, 4.0 * values), down) + TRIPS * 2 * m.delay / SLACK
-            for m, a in zip(members, assignments, strict=True)
-            if _least(m, ways, down) <= limit
-        ]
-        return max(LEAST, SLACK * max(turns, default=0.0))
-
     def _ways(self, values: int) -> list[_Way]:
         """Return the codes to choose from, those that cost training least first."""
         found = [
@@ -126,6 +109,28 @@ class Together(Spec):
         first = median(self._usual(m, ways, down, self.steps) for m in members)
         first = max(first, *(_least(m, ways, down) for m in waited))
         return next((t for t in _longer(first) if _is_even(waited, ways, down, t)), STRETCH * first)
+
+
+def deadline(
+    devices: Sequence[ClientProfile],
+    assignments: Sequence[Assignment],
+    values: int,
+    policy: Together | None = None,
+) -> float:
+    """Return how many seconds a round may last in which these members do this.
+
+    Half as long again as the slowest turn that is waited for, and some round trips; 5 s at least. ``policy``:
+    the one that made the assignments, which knows what its codes take; another code is taken for raw values.
+    """
+    policy = policy or Together()
+    members, ways, down = [_guessed(d) for d in devices], policy._ways(values), policy._down(values)
+    limit, sizes = policy._limit(members, ways, down), {way.codec: way.nbytes for way in ways}
+    turns = [
+        SLACK * m.seconds(a.steps, sizes.get(a.codec, 4.0 * values), down) + TRIPS * 2 * m.delay
+        for m, a in zip(members, assignments, strict=True)
+        if _least(m, ways, down) <= limit
+    ]
+    return max([LEAST, *turns])
 
 
 def _guessed(device: ClientProfile) -> ClientProfile:
