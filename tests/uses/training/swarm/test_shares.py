@@ -9,6 +9,12 @@ from collections import Counter
 import pytest
 import torch
 
+from thinwire.codecs import Raw
+from thinwire.rounds.aggregation import Synchronous
+from thinwire.rounds.aggregation_server import Accepted, Server
+from thinwire.rounds.client_profile import ClientProfile, Fixed
+from thinwire.rounds.residuals import ClientResiduals
+from thinwire.rounds.update_messages import Update
 from thinwire.types import InputError, PayloadError
 from thinwire.uses.training.swarm.own_blocks import OwnBlocks
 from thinwire.uses.training.swarm.shares import RATIO, Share, ShareMessage, pack_share, read_share
@@ -52,6 +58,28 @@ def test_each_pass_takes_every_sample_once_whoever_is_lost_and_wherever_the_keep
     assert passes > 3 and begun >= 0 and pool.counts.done == done.total() and pool.counts.again > 0
     first = pool._again[0]
     assert int(read_share(pool.give(9, steps=1)).ids[0]) == first
+
+
+def test_a_server_hands_samples_out_with_versions_and_again_where_a_client_is_lost() -> None:
+    """What is answered is settled; a client given up, or asked anew, lets go; the state has it all."""
+    data = blocks()
+    server = Server(torch.zeros(1, 4), Synchronous(), Fixed(steps=3), work=WorkPool(data, batch=2))
+    for client in range(3):
+        server.join(ClientProfile(client, 0.1, samples=100))
+    server.begin(range(3))
+    given = [read_share(server.issue(client).work).ids for client in range(3)]
+    assert read_share(server.issue(0, after=1).work).ids.equal(given[0])
+    packet = ClientResiduals().encode(1, 1, torch.ones(1, 4), Raw())
+    assert isinstance(server.receive(1, Update(1, 1, 0, 6, 3, packet).pack()), Accepted)
+    server.give_up(2)
+    pool = WorkPool(data, batch=2)
+    later = Server(torch.zeros(1, 4), Synchronous(), Fixed(steps=3), work=pool)
+    later.load_state_dict(server.state_dict())
+    assert pool.assigned(1).equal(data[given[1]]) and pool.assigned(2) is None  # type: ignore[union-attr]
+    assert later.give_up(0) == 1 and (pool.counts.done, pool.counts.given) == (6, 24)
+    later.begin([1])
+    again = [*given[0].tolist(), *given[2].tolist()]
+    assert read_share(later.issue(1).work).ids.tolist() == again[:6] and pool.passes == 18 / 50
 
 
 def test_a_state_of_other_samples_or_one_that_is_broken_is_refused() -> None:
