@@ -38,10 +38,11 @@ def batches(n: int, first: int = 0) -> list[tuple[Tensor, Tensor]]:
     return made[first:]
 
 
-def by_torch(net: Net, lessons: list[tuple[Tensor, Tensor]]) -> None:
+def by_torch(net: Net, lessons: list[tuple[Tensor, Tensor]], warmup: int = 0) -> None:
     trained = [p for p in net.parameters() if p.requires_grad]
     optimiser = torch.optim.AdamW(trained, RATE, (0.8, 0.95), 1e-6, 0.1, fused=False)
-    for batch in lessons:
+    for n, batch in enumerate(lessons, 1):
+        optimiser.param_groups[0]["lr"] = RATE * min(1.0, n / (warmup + 1))
         optimiser.zero_grad()
         loss(net, batch).backward()  # type: ignore[no-untyped-call]
         nn.utils.clip_grad_norm_(trained, CLIP)
@@ -65,10 +66,10 @@ def near(a: Net, b: Net) -> bool:
     )
 
 
-@pytest.mark.parametrize("moments", ["kept", "anew"])
-def test_turns_do_what_torch_does_and_go_on_from_a_state(moments: str) -> None:
+@pytest.mark.parametrize(("moments", "warmup"), [("kept", 0), ("kept", 6), ("anew", 0), ("anew", 2)])
+def test_turns_do_what_torch_does_and_go_on_from_a_state(moments: str, warmup: int) -> None:
     """Kept moments make turns one run; moments anew make each turn a run of its own."""
-    spec = LocalAdamW(0.8, 0.95, 1e-6, weight_decay=0.1, clip=CLIP, moments=moments)
+    spec = LocalAdamW(0.8, 0.95, 1e-6, weight_decay=0.1, clip=CLIP, moments=moments, warmup=warmup)
     net, theirs, turns = Net(), Net(), spec.open()
     run(turns, net, batches(5))
     saved = turns.state_dict()
@@ -76,7 +77,7 @@ def test_turns_do_what_torch_does_and_go_on_from_a_state(moments: str) -> None:
     turns.load_state_dict(saved)
     run(turns, net, batches(9, first=5), scale=64.0)
     for part in [batches(9)] if moments == "kept" else [batches(5), batches(9, first=5)]:
-        by_torch(theirs, part)
+        by_torch(theirs, part, warmup)
     assert near(net, theirs) and not near(net, Net())
     assert torch.equal(net.unused.weight, Net().unused.weight)
 
@@ -96,7 +97,7 @@ def test_a_turn_that_fails_names_itself_and_leaves_no_moments() -> None:
     run(turns, Net(), batches(1))
     with pytest.raises(InputError, match="moments of 5 parameters"):
         turns.run(nn.Linear(6, 3), loss, batches(1), RATE, "member 3")
-    for wrong in ({"beta1": 1.0}, {"clip": -1.0}, {"eps": 0.0}, {"moments": "lost"}):
+    for wrong in ({"beta1": 1.0}, {"clip": -1.0}, {"eps": 0.0}, {"moments": "lost"}, {"warmup": -1}):
         with pytest.raises(InputError):
             LocalAdamW(**wrong)  # type: ignore[arg-type]
 
@@ -105,7 +106,7 @@ def test_a_client_trains_by_it() -> None:
     """The rate is the version's; two turns of 3 steps are one of 6 where moments are kept."""
     net, theirs = Net(), Net()
     x, y = (torch.cat(part) for part in zip(*batches(1), strict=True))
-    spec = LocalAdamW(0.8, 0.95, 1e-6, weight_decay=0.1, clip=CLIP)
+    spec = LocalAdamW(0.8, 0.95, 1e-6, weight_decay=0.1, clip=CLIP, warmup=0)
     client = Client(0, net, Samples(x, y, batch=0), ClientResiduals(), loss=loss, local=spec.open())
     for turn in (1, 2):
         start = torch.cat([p.detach().reshape(1, -1) for p in net.parameters() if p.requires_grad], 1)

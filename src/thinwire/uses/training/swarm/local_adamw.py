@@ -22,7 +22,8 @@ class LocalAdamW(Spec):
     """AdamW; ``clip`` bounds the gradient's norm (0: not at all).
 
     ``moments``: ``kept`` goes on from those of the member's last round, ``anew`` begins each round without.
-    The step size comes with each round. Source: AdamW (arXiv 1711.05101).
+    The step size comes with each round; the first ``warmup`` steps after moments began are smaller, as one
+    gradient says little of how large the next ones are. Source: AdamW (arXiv 1711.05101).
     """
 
     beta1: float = 0.9
@@ -31,13 +32,14 @@ class LocalAdamW(Spec):
     weight_decay: float = 0.01
     clip: float = 1.0
     moments: str = KEPT
+    warmup: int = 9
 
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("beta1", "beta2"):
             value = getattr(self, name)
             require(0 <= value < 1, InputError, f"{name}={value} is not from 0 to below 1; give such a share")
-        for name in ("weight_decay", "clip"):
+        for name in ("weight_decay", "clip", "warmup"):
             value = getattr(self, name)
             require(value >= 0, InputError, f"{name}={value} is below 0; give 0 or more")
         require(self.eps > 0, InputError, f"eps={self.eps} is not above 0; 1e-8 is usual")
@@ -119,6 +121,7 @@ class AdamWTurns:
             [each[i] for i in slopes] for each in (parameters, self._first, self._second)
         )
         grads, steps, spec = list(slopes.values()), [self._steps[i] for i in slopes], self.spec
+        rate *= min(1.0, max(steps) / (1 + spec.warmup))
         torch._foreach_mul_(values, 1 - rate * spec.weight_decay)
         torch._foreach_lerp_(first, grads, 1 - spec.beta1)
         torch._foreach_mul_(second, spec.beta2)
