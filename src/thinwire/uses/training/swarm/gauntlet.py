@@ -33,7 +33,7 @@ a row. Between none and full, weights follow from lengths and copies alone: gain
 many steps differ by 5 to 25 % in a round, which is not worth a weight.
 
 Not stopped: a majority that lies together says what is usual. Poison that helps the blocks held out, or is
-too slight for them (labels shuffled in the first two rounds help as others do). A liar with own data late
+too slight for them (shuffled labels help in the first two rounds). A liar with own data late
 in training, where honest gains are no clearer than chance. Mixtures of others' updates, for the first 16
 rounds. A member that is honest only while it is new. A lone member with own data, which nothing can be held
 against. Members see the model and the blocks they are given.
@@ -387,7 +387,7 @@ class Gauntlet:
         """Fail an update without a gain beside those of others, or that does harm where it is alone."""
         kind = "own" if "own" in look.gains else "held"
         gain, known = look.gains[kind], [k.gains[kind] for k in fair if kind in k.gains]
-        usual, alone = _usual(known), not [k for k in fair if k is not look]
+        usual, alone = _usual(known, kind == "own"), not [k for k in fair if k is not look]
         low = bool(usual) and not alone and gain.mean + gain.error < LEAST * usual
         where = "the blocks it was given" if kind == "own" else "blocks held out"
         what = (
@@ -429,13 +429,16 @@ class Gauntlet:
         self._time.load(state["time"])
 
 
-def _usual(gains: Sequence[Gain]) -> float:
-    """Return the median of the gains above 0; 0 where it is not clear of errors.
+def _usual(gains: Sequence[Gain], own: bool) -> float:
+    """Return the median gain; 0 where it is not clear of errors.
 
-    >>> _usual([Gain(0.2, 0.01), Gain(-0.2, 0.01)]), _usual([Gain(0.2, 0.1)])
+    On their ``own`` blocks all that are honest gain: there, and of two, those above 0 say what is usual.
+
+    >>> two = [Gain(0.2, 0.01), Gain(-0.2, 0.01)]
+    >>> _usual(two, own=True), _usual([Gain(0.2, 0.1)], own=True)
     (0.2, 0.0)
     """
-    sound = [g for g in gains if g.mean > 0]
+    sound = [g for g in gains if g.mean > 0] if own or len(gains) < 3 else list(gains)
     found = median(g.mean for g in sound) if sound else 0.0
     return found if sound and found > CLEAR * median(g.error for g in sound) else 0.0
 
