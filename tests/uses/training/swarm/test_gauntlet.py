@@ -76,7 +76,16 @@ def test_who_lies_is_named_within_three_rounds(steps: list[int], first: int) -> 
 
 @each(
     "steps, own",
-    [(EQUAL, 0), (UNEQUAL, 0), (UNEQUAL, 40), ([10, 10, 1], 40), ([1, 50], 0), ([5], 0), ([5], 8)],
+    [
+        (EQUAL, 0),
+        (UNEQUAL, 0),
+        (UNEQUAL, 40),
+        ([10, 10, 1], 40),
+        ([1, 50], 0),
+        ([10, 3], 0),
+        ([5], 0),
+        ([5], 8),
+    ],
 )
 def test_who_is_honest_is_never_named(steps: list[int], own: int) -> None:
     """In many rounds, until gains are small, and with few blocks of one's own, which it knows by heart."""

@@ -25,7 +25,8 @@ Losses look at as many as there is time for:
 - *own data*: then only held-out blocks say anything, and an honest update of few steps may not help those.
   One fails only where it is behind by more than honest ones differ. Late in training few rounds are so
   clear.
-- *copies*: of two alike, the copier is who is behind on its own blocks. Where nobody was given any, both
+- *copies*: of two alike, each that helps its own blocks more than the other does is honest. Of two that do
+  not, the copier is who is behind on its own blocks. Where nobody was given any, both
   count half, and nobody is named.
 
 Who fails in two of its last three rounds is named, and has no weight until it has helped in five rounds in
@@ -78,6 +79,7 @@ CHANCE = (
     1.5,
     0.5,
 )  # standard errors a round that one alike may be behind, and where it is sure that one copies
+OWN = 1.0  # standard errors by which an update helps its own blocks more than one alike, if it is no copy
 COPIER = 2.0  # such beyond those, summed over rounds
 AGAIN = 0.95  # cosine of sketches with what was sent before
 VERSIONS = 4  # of which sketches are kept
@@ -303,25 +305,37 @@ class Gauntlet:
         least = max(ALIKE, (1 + self._nearness) / 2)
         behind = dict[int, float]()
         pairs = [(x, a, b) for x, a, b in near if x > least]
+        alike = []
         for x, a, b in pairs:
-            for look, errors in zip((a, b), self._behind(a, b, trial, usual), strict=True):
+            found = self._behind(a, b, trial, usual)
+            if max(found) > -math.inf:
+                alike.append((a, b))
+            for look, errors in zip((a, b), found, strict=True):
                 beyond = min(4.0, errors) - CHANCE[x > SURE]
                 behind[look.client] = max(beyond, behind.get(look.client, -math.inf))
         for client, beyond in behind.items():
             self._member(client).copied = max(0.0, self._member(client).copied + beyond)
-        for _, a, b in pairs:
+        for a, b in alike:
             self._settle(a, b)
 
     def _behind(self, a: Look, b: Look, trial: Trial, usual: float) -> tuple[float, float]:
-        """Return by how many standard errors the common direction helps less the blocks of each."""
+        """Return by how many standard errors both help the blocks of each less than those of the other.
+
+        Of one that helps its own blocks more than the other update does, less than any: it made its update.
+        """
         given = [self._given(k.client) for k in (a, b)]
         known = [trial.some(blocks, PAIRED) for blocks in given if blocks is not None]
-        if len(known) < 2 or not trial.time.affords(2 * sum(map(len, known))):
+        if len(known) < 2 or not trial.time.affords(3 * sum(map(len, known))):
             return 0.0, 0.0
-        direction = a.change / a.norm + b.change / b.norm
-        moved = trial.moved(direction, min(usual, a.norm, b.norm) / float(direction.norm()))
-        gains = [trial.gain(moved, blocks) for blocks in known]
-        return gains[1].above(gains[0]), gains[0].above(gains[1])
+        length, n, blocks = min(usual, a.norm, b.norm), len(known[0]), torch.cat(known)
+        without = trial.losses(0.0, a.change, blocks)
+        with_a, with_b = (trial.losses(length / k.norm, k.change, blocks) for k in (a, b))
+        both = (with_a + with_b) / 2
+        gains = Gain.of(without[:n], both[:n]), Gain.of(without[n:], both[n:])
+        even = Gain(0.0, 0.0)
+        own = Gain.of(with_b[:n], with_a[:n]).above(even), Gain.of(with_a[n:], with_b[n:]).above(even)
+        behind = gains[1].above(gains[0]), gains[0].above(gains[1])
+        return tuple(-math.inf if o > OWN else x for o, x in zip(own, behind, strict=True))  # type: ignore[return-value]
 
     def _settle(self, a: Look, b: Look) -> None:
         """Say of two alike who copies the other; if that is not known, let both count half."""

@@ -118,3 +118,7 @@ class Trial:
     def gain(self, moved: Tensor, blocks: Tensor) -> Gain:
         """Return the gain of weights on blocks."""
         return Gain.of(self.time.of(self._weights, blocks), self.time.of(moved, blocks))
+
+    def losses(self, share: float, change: Tensor, blocks: Tensor) -> Tensor:
+        """Return the losses of blocks with a share of ``change`` taken off the weights."""
+        return self.time.of(self.moved(change, share) if share else self._weights, blocks)
