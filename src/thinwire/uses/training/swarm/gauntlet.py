@@ -79,7 +79,7 @@ CHANCE = (
     1.5,
     0.5,
 )  # standard errors a round that one alike may be behind, and where it is sure that one copies
-OWN = 1.0  # standard errors by which an update helps its own blocks more than one alike, if it is no copy
+OWN = 2.5  # standard errors by which an update helps its own blocks more than one alike, if it is no copy
 COPIER = 2.0  # such beyond those, summed over rounds
 AGAIN = 0.95  # cosine of sketches with what was sent before
 VERSIONS = 4  # of which sketches are kept
