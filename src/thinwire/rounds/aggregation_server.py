@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from thinwire.channels.references import under
+from thinwire.codecs import Raw
 from thinwire.rounds.aggregation import ArrivedUpdate, Federation, Rule, moved
 from thinwire.rounds.client_profile import (
     Assignment,
@@ -23,7 +24,7 @@ from thinwire.rounds.client_profile import (
 )
 from thinwire.rounds.download import Download, FullDownload
 from thinwire.rounds.judging import Candidate, Judge, Trusting, Verdict
-from thinwire.rounds.local_training import Decay
+from thinwire.rounds.local_training import Decay, Rates
 from thinwire.rounds.parameters import (
     Parameters,
     Signature,
@@ -75,7 +76,7 @@ class Server:
         rule: Rule,
         policy: FederatedPolicy,
         download: Download | None = None,
-        rates: Decay | None = None,
+        rates: Rates | None = None,
         work: Work | None = None,
         judge: Judge | None = None,
     ) -> None:
@@ -126,6 +127,10 @@ class Server:
     def known(self) -> list[int]:
         """All that ever joined, in order."""
         return sorted(self._members)
+
+    def names(self) -> dict[int, str]:
+        """Return all that ever joined by number, and as they call themselves."""
+        return {client: member.device.name for client, member in self._members.items()}
 
     def device(self, client: int) -> ClientProfile:
         """Return what a client said last of itself."""
@@ -233,6 +238,7 @@ class Server:
         try:
             update, kept = checked(data, client, member, self.weights)
             self._check_round(update)
+            self._check_samples(update)
         except PayloadError as e:
             member.traffic.refused += 1
             return Rejected(client, str(e))
@@ -242,7 +248,13 @@ class Server:
         member.traffic.updates += 1
         member.traffic.staleness += staleness
         self._waiting.setdefault(client, []).append(update)
-        return Accepted(client, update.sequence, staleness, kept, self._advance_if_due())
+        due = self._advance_if_due()
+        return Accepted(client, update.sequence, staleness, kept, due, update.samples)
+
+    def _check_samples(self, update: Update) -> None:
+        given, said = self.work.samples(update.client), update.samples
+        wrong = f"it says that it was trained on {said} samples, and was given {given}"
+        require(not given or said == given, PayloadError, wrong)
 
     def _check_round(self, update: Update) -> None:
         if self.rule.in_rounds and update.version != self.version:
@@ -352,7 +364,15 @@ class Server:
     def state_dict(self) -> dict[str, Tensor]:
         """Return all that is kept, as plain tensors."""
         updates = [u for c in sorted(self._waiting) for u in self._waiting[c]]
-        words = {
+        words = self.words()
+        state = {"weights": here(self.weights), "words": byte_tensor(json.dumps(words).encode())}
+        state |= {f"update.{i}": byte_tensor(u.pack()) for i, u in enumerate(updates)}
+        state |= {f"start.{v}": here(row) for v, row in self._starts.items()}
+        return state | {f"download.{name}": x for name, x in self._sender.state_dict().items()}
+
+    def words(self) -> dict[str, Any]:
+        """Return what is known beside weights and updates, as plain values."""
+        return {
             "config": self._config(),
             "model": self.signature and list(self.signature),
             "version": self.version,
@@ -364,10 +384,28 @@ class Server:
             "work": self.work.state(),
             "judge": self.judge.state(),
         }
-        state = {"weights": here(self.weights), "words": byte_tensor(json.dumps(words).encode())}
-        state |= {f"update.{i}": byte_tensor(u.pack()) for i, u in enumerate(updates)}
-        state |= {f"start.{v}": here(row) for v, row in self._starts.items()}
-        return state | {f"download.{name}": x for name, x in self._sender.state_dict().items()}
+
+    def state_at(self, number: int, row: Tensor, words: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Return the state between rounds of a server whose clients hold ``row`` [1, N] as their version.
+
+        ``number``: of that version. What the codec of downloads dropped is not in it. ``words``: those of
+        that server.
+        """
+        between = {"version": number, "asked": [], "gone": 0, "round": []}
+        said = json.dumps({**words, **between}).encode()
+        sender = self.download.open(here(row)).state_at(number)
+        state = {"weights": here(row), "words": byte_tensor(said)}
+        return state | {f"download.{name}": x for name, x in sender.items()}
+
+    def lead(self, held: Held | None, work: bytes) -> VersionMessage:
+        """Return what leads somebody who holds ``held`` to the newest version, and no local steps with it.
+
+        For machines that stand ready; ``work`` goes with it.
+        """
+        form, packets = self._sender.lead(held)
+        made = self.signature.digest if self.signature else 0
+        numbers = self.version, 1, 0, self._sender.check
+        return VersionMessage(*numbers, form, packets, 1, self.rates.first, Raw(), made, work)
 
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on from what ``state_dict`` returned, bit for bit.
@@ -396,7 +434,7 @@ class Server:
         self._sender.load_state_dict(under(state, "download."), self.weights)
 
     def _config(self) -> str:
-        rates = replace(self.rates, horizon=0)  # which may move
+        rates: Any = replace(self.rates, horizon=0)  # type: ignore[type-var]  # which may move
         return f"{self.weights.numel()} values under {self.rule!r}, {self.download!r} and {rates!r}"
 
 
@@ -412,7 +450,7 @@ class Rejected:
 class Accepted:
     """An update that was taken. ``version``: the number of the one that it completed, if it did.
 
-    ``kept``: how many of its values are not zero.
+    ``kept``: how many of its values are not zero; ``samples``: on how many it was trained.
     """
 
     client: int
@@ -420,6 +458,7 @@ class Accepted:
     staleness: int
     kept: int
     version: int | None = None
+    samples: int = 0
 
 
 def checked(

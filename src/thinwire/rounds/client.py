@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import hashlib
 import struct
+import time
 
 import torch
 from torch import Tensor, nn
 
+from thinwire.codecs import Raw
 from thinwire.codecs.matrices.factors import placed
 from thinwire.rounds.local_training import (
     Data,
@@ -20,9 +22,11 @@ from thinwire.rounds.local_training import (
 from thinwire.rounds.model_copy import ModelCopy
 from thinwire.rounds.parameters import Parameters, Signature
 from thinwire.rounds.residuals import ClientResiduals
-from thinwire.rounds.update_messages import Held, Update, VersionMessage
+from thinwire.rounds.update_messages import Held, Update, VersionForm, VersionMessage
 from thinwire.seeding import seeded
 from thinwire.types import DesyncError
+
+TRIED = 3  # local steps that are timed before the first turn
 
 
 class Client:
@@ -131,6 +135,16 @@ class Client:
         change = start - self._parameters.row()
         check_finite(float(change.sum()), who, version.steps, version.rate)
         return change
+
+
+def step_seconds(client: Client) -> float:
+    """Return how long a local step takes here, measured."""
+    start = torch.zeros(1, client.values)
+    trial = VersionMessage(0, 0, 0, 0, VersionForm.FULL, (), TRIED, 1e-6, Raw())
+    client.change(trial, start)  # the first one sets torch up
+    began = time.perf_counter()
+    client.change(trial, start)
+    return max(1e-6, (time.perf_counter() - began) / TRIED)
 
 
 def _seed(*numbers: int) -> int:

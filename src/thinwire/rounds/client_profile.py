@@ -27,6 +27,7 @@ class ClientProfile:
     up: float = math.inf  # bytes/s
     down: float = math.inf  # bytes/s
     delay: float = 0.0  # seconds, one way
+    name: str = ""  # as its owner calls it
 
     def __post_init__(self) -> None:
         wrong = f"device {self.id} takes {self.step_seconds} s a step; give seconds above 0"

@@ -37,6 +37,8 @@ class TurnCounts:
     steps: Counter[int] = field(default_factory=Counter)
     turns: Counter[int] = field(default_factory=Counter)
     kept: Counter[int] = field(default_factory=Counter)  # values that it sent, of all that were taken
+    samples: Counter[int] = field(default_factory=Counter)  # that it trained on, of all that were taken
+    late: Counter[int] = field(default_factory=Counter)  # turns that it did not answer in time
     refused: list[tuple[float, Rejected]] = field(default_factory=list)  # with when it was
     _refusals: Counter[int] = field(default_factory=Counter)
 
@@ -62,7 +64,7 @@ class ClientScheduler:
     ``present``: who can take part in a round that begins now. ``begin``: gives a client the newest version.
     ``participate``: how many take part at a time; 0 takes all. ``clock``: seconds since the start. Whoever
     keeps the time calls ``end_period`` each ``rule.seconds`` seconds, where that is above 0. ``remedy``: what
-    to do where nobody answers.
+    to do where nobody answers. ``asked_again``: how often a round that nobody answered is repeated.
     """
 
     server: Server
@@ -73,6 +75,7 @@ class ClientScheduler:
     seed: int = 0
     participate: int = 0
     remedy: str = "look at what became of them"
+    asked_again: int = ASKED_AGAIN
     going: bool = True
     tally: TurnCounts = field(default_factory=TurnCounts)
 
@@ -112,6 +115,7 @@ class ClientScheduler:
         if isinstance(found, Accepted):
             self._arrived.append(found)
             self.tally.kept[client] += found.kept
+            self.tally.samples[client] += found.samples
             self._silent.clear()
             self._late.pop(client, None)
             self._rests.pop(client, None)
@@ -129,6 +133,7 @@ class ClientScheduler:
 
     def late(self, client: int, leaves: bool = False) -> None:
         """Go on without a client that did not answer in time; leave it out for 1, 3, 7, ... versions."""
+        self.tally.late[client] += 1
         self._late[client] = min(REST, self._late[client] + 1)
         self._rests[client] = self.server.version + (1 << self._late[client])
         self.lost(client, leaves)
@@ -175,7 +180,7 @@ class ClientScheduler:
         elif not self.server.missing:
             self.server.close()
             self._again += 1
-            self._check_answers(self._again <= ASKED_AGAIN, f"{self._again} rounds")
+            self._check_answers(self._again <= self.asked_again, f"{self._again} rounds")
             self._round()
 
     def _round(self) -> None:

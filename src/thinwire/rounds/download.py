@@ -53,6 +53,10 @@ class VersionSender(Protocol):
         """Return what is kept, as plain tensors."""
         ...
 
+    def state_at(self, number: int) -> dict[str, Tensor]:
+        """Return the same, as if its version 0 were version ``number``."""
+        ...
+
     def load_state_dict(self, state: Mapping[str, Tensor], weights: Tensor) -> None:
         """Load what ``state_dict`` returned at ``weights``."""
         ...
@@ -127,6 +131,9 @@ class FullSender:
         return self._coded
 
     def state_dict(self) -> dict[str, Tensor]:
+        return {}
+
+    def state_at(self, number: int) -> dict[str, Tensor]:
         return {}
 
     def load_state_dict(self, state: Mapping[str, Tensor], weights: Tensor) -> None:
@@ -209,6 +216,13 @@ class SharedSender:
         sender = {f"sender.{name}": here(x) for name, x in self._sender.state_dict().items()}
         rows = {"given": here(self._given), "oldest": here(self._oldest)}
         return rows | {"numbers": numbers} | log | sender
+
+    def state_at(self, number: int) -> dict[str, Tensor]:
+        state = self.state_dict()
+        state["numbers"] = torch.tensor([number, self.check], dtype=torch.int64, device="cpu")
+        versions = state["sender.versions"].clone()
+        versions[:, 1] = number + 1
+        return state | {"sender.versions": versions}
 
     def load_state_dict(self, state: Mapping[str, Tensor], weights: Tensor) -> None:
         self._number, *checks = state["numbers"].tolist()

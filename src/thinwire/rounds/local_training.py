@@ -222,6 +222,24 @@ class Samples:
             yield self.prepare(self.inputs[rows]), self.labels[rows]
 
 
+class Rates(Protocol):
+    """The step size of local steps by version, as a value."""
+
+    @property
+    def first(self) -> float:
+        """The one that others follow from."""
+        ...
+
+    @property
+    def last(self) -> float:
+        """The one at the end that is planned."""
+        ...
+
+    def at(self, version: int) -> float:
+        """Return the step size of the local steps that start from ``version``."""
+        ...
+
+
 @dataclass(frozen=True, repr=False)
 class Decay(Spec):
     """Take ``first / (1 + decay * version)``; ``horizon`` is the last version that is planned for.

@@ -17,6 +17,10 @@ class Work(Protocol):
         """Count the share of ``client`` as done, or let others have it; harmless where it has none."""
         ...
 
+    def samples(self, client: int) -> int:
+        """Return how many samples the share of ``client`` has; 0 where nobody knows."""
+        ...
+
     def state(self) -> dict[str, Any]:
         """Return what is kept, as plain values."""
         ...
@@ -38,6 +42,9 @@ class OwnData:
 
     def settle(self, client: int, done: bool) -> None:
         """Nothing was given."""
+
+    def samples(self, client: int) -> int:
+        return 0
 
     def state(self) -> dict[str, Any]:
         return {}

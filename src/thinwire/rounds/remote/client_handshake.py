@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +11,7 @@ from thinwire.links.hub.hub import Hub
 from thinwire.rounds.client_profile import ClientProfile
 from thinwire.rounds.parameters import Signature
 from thinwire.rounds.remote.control_messages import (
+    MOST_NAME,
     PROTOCOL,
     MessagePiece,
     Receiving,
@@ -18,11 +19,13 @@ from thinwire.rounds.remote.control_messages import (
     Word,
     pack,
     positive,
+    text,
     whole,
 )
 from thinwire.rounds.update_messages import Held, VersionMessage
 from thinwire.types import InputError, PayloadError, require
 
+KIT_PIECE = 1 << 15  # bytes
 PROBES, PROBE_SIZE = 4, 3900  # messages that are timed at the start, and bytes of each
 HERE_ALREADY = (
     "client {} is here already; give another number, or none; if this one was that before, try again in 10 s"
@@ -33,8 +36,10 @@ CHANGED = 1.25  # a speed that differs by this factor is another one: assignment
 class Handshake:
     """Let peers of ``hub`` in as clients that have no session yet, or come back to theirs.
 
-    ``known``: the clients that were here before, whose numbers nobody gets by chance. ``signature``: of the
-    model, which each client's must be like.
+    ``known``: the clients that were here before, by number, with their names; nobody gets one's number by
+    chance, and who bears its name is that client again. ``signature``: of the model, which each client's must
+    be like. ``admits`` says of a name why it may not take part; nothing where it may. ``kit``: what the model
+    is made of, for those who ask for it.
     """
 
     def __init__(
@@ -42,11 +47,15 @@ class Handshake:
         hub: Hub,
         terms: Mapping[str, Any],
         sessions: Mapping[int, ClientSession],
-        known: Callable[[], Iterable[int]],
+        known: Callable[[], Mapping[int, str]],
         noted: Callable[[str], object],
         signature: Signature | None = None,
+        admits: Callable[[str], str] = lambda name: "",
+        kit: bytes = b"",
     ) -> None:
-        self._signature = signature
+        self._signature, self._admits, self._kit = signature, admits, kit
+        self._kits: dict[bytes, Sending] = {}
+        self.kit_bytes = 0  # that were sent of it
         terms = {**terms, "signature": signature and list(signature)}
         self._hub, self._terms, self._sessions, self._known, self._noted = (
             hub,
@@ -56,6 +65,7 @@ class Handshake:
             noted,
         )
         self._promised: dict[bytes, int] = {}  # who was told that it is which client
+        self._names: dict[int, str] = {}  # of those
         self._probes: dict[bytes, Receiving] = {}
 
     @property
@@ -78,15 +88,51 @@ class Handshake:
             older = "the client" if theirs < PROTOCOL else "the server"
             self.turn_away(peer, f"the server speaks protocol {PROTOCOL}, not {theirs}; update {older}")
             return
-        taken = self._taken(peer)
-        known = taken | self._sessions.keys() | set(self._known())  # who is away may come back
+        taken, name = self._taken(peer), name_in(values)
+        known = taken | self._sessions.keys() | self._known().keys()  # who is away may come back
         free = (c for c in range(len(known) + 1) if c not in known)
-        client = whole(values, "client") if values.get("client") is not None else next(free)
-        if client in taken:
-            self.turn_away(peer, HERE_ALREADY.format(client))
+        client = (
+            whole(values, "client") if values.get("client") is not None else self._named(name, next(free))
+        )
+        why = self._admits(name) or (HERE_ALREADY.format(name or client) if client in taken else "")
+        if why:
+            self.turn_away(peer, why)
             return
-        self._promised[peer] = client
+        self._promised[peer], self._names[client] = client, name
         self._hub.send(peer, pack(Word.TERMS, client=client, **self._terms))
+
+    def send_kit(self, peer: bytes, values: dict[str, Any]) -> None:
+        """Begin to send a peer what the model is made of, from where it stands."""
+        kit = self._kits[peer] = Sending(0, self._kit, KIT_PIECE)
+        kit.restart(whole(values, "have"))
+        self.pump(peer)
+
+    def pump(self, peer: bytes, have: int | None = None) -> None:
+        """Go on with what a peer is sent of the kit, of which it has so much."""
+        kit = self._kits.get(peer)
+        if kit is None:
+            return
+        if have is not None:
+            kit.heard(have)
+
+        def put(piece: bytes) -> bool:
+            sent = self._hub.send(peer, piece)
+            self.kit_bytes += len(piece) if sent else 0
+            return sent
+
+        kit.send(put)
+        if kit.done:
+            del self._kits[peer]
+
+    def pump_all(self) -> None:
+        """Go on with what found no room."""
+        for peer in list(self._kits):
+            self.pump(peer)
+
+    def _named(self, name: str, free: int) -> int:
+        """Return the number of the client that bears a name; the one that is ``free`` where none does."""
+        known = {**self._known(), **self._names}
+        return next((client for client, its in known.items() if name and its == name), free)
 
     def admit(self, peer: bytes, values: dict[str, Any]) -> ClientHello:
         """Return what a client says of itself. Errors: ``PayloadError`` where it may not take part."""
@@ -101,6 +147,7 @@ class Handshake:
         except InputError as e:
             raise PayloadError(str(e)) from e
         hello = ClientHello.of(values, probe.rate or math.inf if probe is not None else up)
+        require(not (why := self._admits(hello.device.name)), PayloadError, why)
         require(hello.client not in self._taken(peer), PayloadError, HERE_ALREADY.format(hello.client))
         other = any(s.peer == peer and s.client != hello.client for s in self._sessions.values())
         require(not other, PayloadError, f"one connection is one client, not {hello.client} too")
@@ -116,6 +163,7 @@ class Handshake:
         """Forget a peer that is gone."""
         self._promised.pop(peer, None)
         self._probes.pop(peer, None)
+        self._kits.pop(peer, None)
 
     def _taken(self, peer: bytes) -> set[int]:
         """Return the clients that other connections are, which are still there."""
@@ -171,12 +219,31 @@ class ClientHello:
         step, down, delay = (positive(values, name) for name in ("step_seconds", "down", "delay"))
         timed = step < math.inf and delay < math.inf
         require(timed, PayloadError, f"client {client} does not say how long a step and the way take")
-        device = ClientProfile(client, step, samples, up, down, delay)
-        held = values.get("held")
-        pair = isinstance(held, list) and len(held) == 2 and all(isinstance(x, int) and x >= 0 for x in held)
-        require(held is None or pair, PayloadError, f"client {client} holds {ascii(held)[:40]}, no version")
+        device = ClientProfile(client, step, samples, up, down, delay, name_in(values))
         stands = (whole(values, name) for name in ("after", "trained", "partial", "have"))
-        return cls(client, device, Held(*held) if held else None, *stands)
+        return cls(client, device, held_in(values), *stands)
+
+
+@dataclass
+class ShadowSession:
+    """A machine that stands ready: what it holds, and what is under way to it."""
+
+    held: Held | None
+    down: Sending | None = None
+    coming: Held | None = None
+
+
+def held_in(values: dict[str, Any]) -> Held | None:
+    """Return the version that a client says it holds; None for none. Errors: ``PayloadError``."""
+    held = values.get("held")
+    pair = isinstance(held, list) and len(held) == 2 and all(isinstance(x, int) and x >= 0 for x in held)
+    require(held is None or pair, PayloadError, f"a client holds {ascii(held)[:40]}, no version")
+    return Held(*held) if held else None
+
+
+def name_in(values: dict[str, Any]) -> str:
+    """Return the name that a client gives itself; empty where it gives none."""
+    return text(values, "name")[:MOST_NAME].strip() if values.get("name") else ""
 
 
 def differs(a: float, b: float) -> bool:

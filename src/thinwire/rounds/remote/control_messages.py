@@ -17,9 +17,10 @@ from typing import Any, Self
 from thinwire.heads import U64, Head, Rest
 from thinwire.types import MAX_KEY, PayloadError, require
 
-PROTOCOL = 2
+PROTOCOL = 3
 MOST = 4000  # bytes of a piece, or of a word: what a hub reads at a time, less its head
 MOST_TEXT = 400  # characters of a sentence that somebody else wrote
+MOST_NAME = 60  # characters of a name
 GREATEST = 1e18  # of a number of seconds or bytes/s
 WINDOW = 1 << 22  # bytes that may be under way unacknowledged
 EVERY = 0.25  # seconds after which an acknowledgement is due,
@@ -41,6 +42,8 @@ class Word(enum.IntEnum):
     FAILED = 10  # a client: my training failed
     REFUSED = 11  # the server: you cannot take part, and why
     DONE = 12  # the server: it is over; the client: I heard it
+    SHADOW = 14  # a client: send me your state whenever it is another than this; it comes in pieces, too
+    KIT = 13  # a client: send me, from here, what the model is made of; it comes in pieces of the message 0
 
 
 def pack(word: Word, **values: Any) -> bytes:

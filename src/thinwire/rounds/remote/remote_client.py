@@ -31,7 +31,8 @@ from thinwire.rounds.update_messages import VersionMessage
 from thinwire.types import DesyncError, InputError, LinkError, PayloadError, require
 
 SIZE = MOST - 100  # bytes of a piece to a server
-ROOM = 1 << 12  # bytes of a version beside its packets
+ROOM = 1 << 12  # bytes of a version beside its packets and its work
+MOST_WORK = 1 << 26  # bytes of the work in a version
 FLUSH = 5.0  # seconds for the last word to leave
 TRIES = 3
 
@@ -39,7 +40,8 @@ TRIES = 3
 class RemoteClient:
     """Talk to the server that ``spoke`` dials; give up after ``patience`` seconds without a sign of it.
 
-    ``noted`` hears of breaks and refusals. Errors: ``LinkError`` naming the server, ``InputError`` where it
+    ``noted`` hears of breaks and refusals. ``name``: what this client is called, here and when it comes back.
+    Errors: ``LinkError`` naming the server, ``InputError`` where it
     does not let this client take part, and why.
     """
 
@@ -48,8 +50,9 @@ class RemoteClient:
         spoke: Spoke,
         patience: float = 300.0,
         noted: Callable[[str], object] = lambda text: None,
+        name: str = "",
     ) -> None:
-        self._spoke, self._patience, self._noted = spoke, patience, noted
+        self._spoke, self._patience, self._noted, self._name = spoke, patience, noted, name
         self._heard = time.monotonic()
         self._probe = Receiving(0, PROBES * PROBE_SIZE)
         self._client: Client | None = None
@@ -67,7 +70,7 @@ class RemoteClient:
         while True:
             event = self._next()
             if event.kind is EventKind.JOINED:
-                self._spoke.send(pack(Word.ASK, protocol=PROTOCOL, client=client))
+                self._spoke.send(pack(Word.ASK, protocol=PROTOCOL, client=client, name=self._name))
                 asked = True
             elif event.kind is EventKind.DATA and asked:
                 word = word_of(event.data)
@@ -78,6 +81,22 @@ class RemoteClient:
                     self._time_the_way()
                     return values
                 require(word is not Word.DONE, LinkError, f"{self._spoke.peer} has its last version already")
+
+    def kit(self, nbytes: int) -> bytes:
+        """Return what the server's model is made of, ``nbytes``; it goes on where a connection broke."""
+        kit = Receiving(0, nbytes)
+        if nbytes:
+            self._spoke.send(pack(Word.KIT, have=0))
+        while kit.have < nbytes:
+            event = self._next()
+            if event.kind is EventKind.JOINED:
+                self._spoke.send(pack(Word.KIT, have=kit.have))
+            elif event.kind is EventKind.DATA and word_of(event.data) is Word.PIECE:
+                piece = MessagePiece.unpack(event.data)
+                if piece.number == kit.number:
+                    kit.take(piece, event.at)
+                    kit.acknowledge(event.at, self._spoke.send)
+        return kit.data
 
     def serve(self, client: Client, step_seconds: float) -> int:
         """Train what comes until the server says that it is over; return the number of the last version.
@@ -97,7 +116,8 @@ class RemoteClient:
             else:
                 word = word_of(event.data)
                 if word is Word.DONE:
-                    self._spoke.send(pack(Word.DONE))
+                    held = client.held._asdict() if client.held is not None else {}
+                    self._spoke.send(pack(Word.DONE, **held))
                     return whole(values_of(event.data), "version")
                 self._hear(word, event.data, event.at)
 
@@ -152,7 +172,7 @@ class RemoteClient:
             return
         known = self._down is not None and self._down.number == piece.number
         if self._down is None or not known or self._down.total != piece.total:
-            most = most_nbytes(self._client.values) + ROOM
+            most = most_nbytes(self._client.values) + ROOM + MOST_WORK
             wrong = f"{self._spoke.peer} sends a version of {piece.total} bytes, and {most} may be"
             require(piece.total <= most, PayloadError, wrong)
             self._down = Receiving(piece.number, piece.total)
@@ -196,6 +216,7 @@ class RemoteClient:
             pack(
                 Word.HELLO,
                 client=client.id,
+                name=self._name,
                 signature=list(client.signature),
                 samples=client.data.samples,
                 step_seconds=self._step_seconds,

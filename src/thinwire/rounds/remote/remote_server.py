@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from typing import Any
 
@@ -12,7 +14,7 @@ from thinwire.links.hub.hub import Hub
 from thinwire.links.hub.station import Event, EventKind
 from thinwire.rounds.aggregation_server import Accepted, Rejected, Server
 from thinwire.rounds.client_profile import ClientProfile
-from thinwire.rounds.client_scheduler import ClientScheduler, MadeVersion
+from thinwire.rounds.client_scheduler import ASKED_AGAIN, ClientScheduler, MadeVersion
 from thinwire.rounds.parameters import most_nbytes
 from thinwire.rounds.remote.client_handshake import (
     PROBE_SIZE,
@@ -20,7 +22,9 @@ from thinwire.rounds.remote.client_handshake import (
     ClientHello,
     ClientSession,
     Handshake,
+    ShadowSession,
     differs,
+    held_in,
 )
 from thinwire.rounds.remote.control_messages import (
     MessagePiece,
@@ -34,10 +38,13 @@ from thinwire.rounds.remote.control_messages import (
     whole,
     word_of,
 )
+from thinwire.rounds.remote.shadow import pack_words
+from thinwire.rounds.update_messages import Held
 from thinwire.types import InputError, LinkError, PayloadError, require
 
 SIZE = 1 << 15  # bytes of a piece to a client
 TICK, LOOK = 0.1, 1.0  # seconds
+GRACE = 5.0  # seconds for those that are gone to come back, once all others have answered
 FAREWELL = 60.0  # seconds for the last word to reach all clients, behind what is under way to them
 ROOM = 1 << 10  # bytes of an update beside its packet
 
@@ -51,6 +58,11 @@ class RemoteServer:
     left out of the next version, then of three, of seven. Once a share ``quorum`` of a round has answered,
     the others have as long again as that took. ``noted`` hears of clients that come and go.
     Devices are as clients and probes measure them, and assignments are made again where these change.
+
+    ``paced``: returns the longest that the coming round may last, given who fetches a whole model in it; then
+    ``deadline`` only bounds the wait for anybody at all. ``seen`` hears of each client that comes, and
+    that goes. ``admits``, ``kit``: as for ``Handshake``. ``asked_again``: how often a round that nobody
+    answered is repeated.
 
     Errors: ``LinkError`` where nobody comes, or nobody answers; it names the clients.
     """
@@ -69,29 +81,54 @@ class RemoteServer:
         deadline: float = 600.0,
         quorum: float = 1.0,
         noted: Callable[[str], object] = lambda text: None,
+        seen: Callable[[int, bool], object] = lambda client, here: None,
+        paced: Callable[[Collection[int]], float] | None = None,
+        admits: Callable[[str], str] = lambda name: "",
+        kit: bytes = b"",
+        asked_again: int = ASKED_AGAIN,
     ) -> None:
         self.server, self._hub, self._made = server, hub, made
+        self._seen, self._paced = seen, paced
         require(0 < quorum <= 1, InputError, f"quorum={quorum} is no share; give one above 0, up to 1")
         self._expected, self._gather, self._deadline = expected, gather, deadline
         self._quorum = quorum
         self._noted = noted
         self._sessions: dict[int, ClientSession] = {}
-        self._handshake = Handshake(hub, terms, self._sessions, lambda: server.known, noted, server.signature)
+        self._handshake = Handshake(
+            hub, terms, self._sessions, server.names, noted, server.signature, admits, kit
+        )
         self._conductor = ClientScheduler(
-            server, self._here, self._issue, self._tell, lambda: self.now, seed, participate
+            server,
+            self._here,
+            self._issue,
+            self._tell,
+            lambda: self.now,
+            seed,
+            participate,
+            asked_again=asked_again,
         )
         self.tally = self._conductor.tally
+        self._alone: float | None = None  # since when only those are missing that are gone, monotonic
+        self._reasons: dict[int, str] = {}  # why updates did not count in full, last
+        self._shadows: dict[bytes, ShadowSession] = {}  # machines that stand ready
         self._began: float | None = None
         self._due = self._look = (
             math.inf
         )  # when the round or the period ends, and to look after all, monotonic
         self._round_began = 0.0  # monotonic
+        self.round_seconds = deadline  # the longest that this round may last
         self._heard = 0.0  # when an update came last, monotonic
+        self.ended: dict[int, Held] = {}  # what clients held that heard that it is over
 
     @property
     def now(self) -> float:
         """Seconds since the first client was given a version; 0 before."""
         return time.monotonic() - self._began if self._began is not None else 0.0
+
+    @property
+    def kit_bytes(self) -> int:
+        """Bytes sent of what the model is made of."""
+        return self._handshake.kit_bytes
 
     def run(self) -> None:
         """Gather clients, go on until ``made`` says so, and tell all that it is over."""
@@ -106,9 +143,11 @@ class RemoteServer:
     def _say_goodbye(self) -> None:
         """Tell all that it is over, and wait until they heard it: what a closing socket holds is lost."""
         left, end = set[bytes](), time.monotonic() + FAREWELL
-        for peer in {
-            session.peer for session in self._sessions.values() if session.there
-        } | self._handshake.waiting:
+        for peer in (
+            {session.peer for session in self._sessions.values() if session.there}
+            | self._handshake.waiting
+            | self._shadows.keys()
+        ):
             if self._hub.send(peer, pack(Word.DONE, version=self.server.version)):
                 left.add(peer)
         while left and time.monotonic() < end:
@@ -117,9 +156,18 @@ class RemoteServer:
                 left &= set(self._hub.peers)
             elif event.kind is EventKind.LOST or event.data[:1] == bytes([Word.DONE]):
                 left.discard(event.peer)
+                self._part(event)
             elif event.kind is EventKind.JOINED:
                 self._hub.send(event.peer, pack(Word.DONE, version=self.server.version))
                 left.add(event.peer)
+
+    def _part(self, event: Event) -> None:
+        """Note what a client holds that says goodbye."""
+        session = self._session_of(event.peer)
+        if session is not None and event.kind is EventKind.DATA and len(event.data) > 1:
+            with suppress(PayloadError):
+                values = values_of(event.data)
+                self.ended[session.client] = Held(whole(values, "number"), whole(values, "check"))
 
     def _await_clients(self) -> None:
         end = time.monotonic() + self._gather
@@ -146,8 +194,10 @@ class RemoteServer:
             event = self._hub.recv(TICK)
             if event is not None:
                 self._handle(event)
-        self._round_began = time.monotonic()
-        self._due = self._round_began + self._deadline
+        self._round_began, self._alone = time.monotonic(), None
+        new = {c for c, session in self._sessions.items() if session.there and session.held is None}
+        self.round_seconds = self._paced(new) if self._paced is not None else self._deadline
+        self._due = self._round_began + self.round_seconds
         return self._present()
 
     def _issue(self, client: int) -> None:
@@ -160,10 +210,53 @@ class RemoteServer:
         self._pump(session)
 
     def _tell(self, made: MadeVersion) -> bool:
+        self._name_untrusted()
         going = self._made(made)
+        for peer in self._shadows:
+            self._offer(peer)
         if not self.server.rule.seconds:
             self._due = time.monotonic() + self._deadline
         return going
+
+    # -- machines that stand ready -------------------------------------------------------------------------
+
+    def _stand_by(self, peer: bytes, values: dict[str, Any]) -> None:
+        """Let a peer follow the state, of which it holds some version, or none."""
+        if peer not in self._shadows:
+            self._noted(f"{self._hub.describe(peer)} stands ready, and follows")
+        self._shadows[peer] = ShadowSession(held_in(values))
+        self._offer(peer)
+
+    def _offer(self, peer: bytes) -> None:
+        """Begin to send a machine that stands ready the newest state, unless one is under way or there."""
+        shadow, newest = self._shadows[peer], self.server.newest
+        if shadow.down is None and shadow.held != newest:
+            work = pack_words(json.dumps(self.server.words()))
+            shadow.coming = newest
+            shadow.down = Sending(newest.number + 1, self.server.lead(shadow.held, work).pack(), SIZE)
+        if shadow.down is not None:
+            shadow.down.send(lambda piece: self._hub.send(peer, piece))
+
+    def _shadow_has(self, peer: bytes, values: dict[str, Any]) -> None:
+        shadow = self._shadows[peer]
+        if shadow.down is not None and whole(values, "number") == shadow.down.number:
+            shadow.down.heard(whole(values, "have"))
+            if shadow.down.done:
+                shadow.held, shadow.down = shadow.coming, None
+            self._offer(peer)
+
+    def _name_untrusted(self) -> None:
+        """Say whose updates did not count in the version just made, or not in full, and tell the former."""
+        for client, verdict in sorted(self.server.verdicts.items()):
+            new, self._reasons[client] = self._reasons.get(client) != verdict.reason, verdict.reason
+            if new and verdict.reason and verdict.trust > 0:
+                self._noted(f"{self._called(client)} counts {verdict.trust:.2f}: {verdict.reason}")
+            elif new and verdict.reason:
+                self._refuse(client, verdict.reason)
+                session = self._sessions.get(client)
+                if session is not None and session.there:
+                    told = pack(Word.RECEIPT, number=session.after, reason=verdict.reason)
+                    self._hub.send(session.peer, told)
 
     def _pump(self, session: ClientSession) -> None:
         if session.down is not None:
@@ -182,10 +275,24 @@ class RemoteServer:
 
     def _look_after(self) -> None:
         """Go on with what found no room, and without those of whom nothing has come for too long."""
+        self._shorten()
+        self._handshake.pump_all()
+        for peer in self._shadows:
+            self._offer(peer)
         for client, session in list(self._sessions.items()):
             self._pump(session)
             if session.version is not None and time.monotonic() - session.moved > self._deadline:
                 self._give_up(client)
+
+    def _shorten(self) -> None:
+        """Wait only a moment longer in a round for which all have answered but those that are gone."""
+        missing = self.server.missing
+        gone = missing and not any(self._sessions[c].there for c in missing)
+        if self._paced is None or not gone or not self.server.answers[0]:
+            self._alone = None
+            return
+        self._alone = self._alone or time.monotonic()
+        self._due = min(self._due, self._alone + GRACE)
 
     def _time_is_up(self) -> None:
         now, rule = time.monotonic(), self.server.rule
@@ -194,7 +301,7 @@ class RemoteServer:
             self._due = max(self._due + rule.seconds, now)
             self._conductor.end_period()
             return
-        self._due = (now if rule.in_rounds else self._heard) + self._deadline
+        self._due = now + self.round_seconds if rule.in_rounds else self._heard + self._deadline
         if not rule.in_rounds:
             return
         for client in self.server.missing:
@@ -207,8 +314,11 @@ class RemoteServer:
 
     def _give_up(self, client: int) -> None:
         session, waited = self._sessions[client], time.monotonic() - self._round_began
-        why = f"no update came within {self._deadline:g} s"
-        if self.server.rule.in_rounds and waited < self._deadline:
+        longest = self.round_seconds if self.server.rule.in_rounds else self._deadline
+        why = f"no update came within {longest:.3g} s"
+        if self._alone is not None:
+            why = f"it went away, and no update came within {waited:.3g} s"
+        elif self.server.rule.in_rounds and waited < longest:
             why = f"no update came within {waited:.1f} s, and {self._quorum:.0%} of the round had answered"
         self._refuse(client, why)
         self._hub.send(session.peer, pack(Word.RECEIPT, number=session.sequence, reason=why))
@@ -217,7 +327,7 @@ class RemoteServer:
 
     def _refuse(self, client: int, why: str) -> None:
         self.tally.refuse(self.now, Rejected(client, why))
-        self._noted(f"client {client}: {why}")
+        self._noted(f"{self._called(client)}: {why}")
 
     # -- what clients say ----------------------------------------------------------------------------------
 
@@ -245,6 +355,14 @@ class RemoteServer:
             self._handshake.answer(peer, values_of(data))
         elif word is Word.HELLO:
             self._welcome(peer, values_of(data))
+        elif word is Word.SHADOW:
+            self._stand_by(peer, values_of(data))
+        elif word is Word.HAVE and peer in self._shadows:
+            self._shadow_has(peer, values_of(data))
+        elif word is Word.KIT:
+            self._handshake.send_kit(peer, values_of(data))
+        elif word is Word.HAVE and self._session_of(peer) is None:
+            self._handshake.pump(peer, whole(values_of(data), "have"))
         else:
             session = self._session_of(peer)
             if session is not None and session.there:  # what comes before a hello, or from others, is void
@@ -285,8 +403,10 @@ class RemoteServer:
         session.peer, session.there, session.held, session.after = peer, True, hello.held, hello.after
         session.moved = time.monotonic()
         if came:
-            self._noted(f"client {hello.client} is here, {hello.device.samples} samples")
+            session.device = hello.device
+            self._noted(f"{self._called(hello.client)} is here, {hello.device.samples} samples")
             self._join(session, hello.device)
+            self._seen(hello.client, True)
         self._resume(session, hello)
         if came and session.version is None and self._began is not None:
             self._conductor.joined(session.client)
@@ -341,7 +461,7 @@ class RemoteServer:
         number, reason = session.sequence, found.reason if isinstance(found, Rejected) else ""
         session.end_turn()
         if reason:
-            self._noted(f"client {session.client}: {reason}")
+            self._noted(f"{self._called(session.client)}: {reason}")
         self._hub.send(session.peer, pack(Word.RECEIPT, number=number, reason=reason))
         self._conductor.came(session.client, found)
         answered, asked = self.server.answers
@@ -364,16 +484,24 @@ class RemoteServer:
 
     def _lost(self, peer: bytes, why: str) -> None:
         self._handshake.left(peer)
+        self._shadows.pop(peer, None)
         session = self._session_of(peer)
         if session is not None and session.there:
-            self._noted(f"client {session.client} is gone: {why}")
+            self._noted(f"{self._called(session.client)} is gone: {why}")
             self._went(session)
 
     def _went(self, session: ClientSession) -> None:
+        if session.there:
+            self._seen(session.client, False)
         session.there = False
         if session.version is None:
             self._conductor.left(session.client)
             self.server.leave(session.client)
+
+    def _called(self, client: int) -> str:
+        session = self._sessions.get(client)
+        name = session.device.name if session is not None else self.server.names().get(client, "")
+        return f"{name} (client {client})" if name else f"client {client}"
 
     def _session_of(self, peer: bytes) -> ClientSession | None:
         return next((session for session in self._sessions.values() if session.peer == peer), None)

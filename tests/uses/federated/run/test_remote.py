@@ -316,11 +316,12 @@ def test_what_a_stranger_says_changes_nothing() -> None:
         stranger.say(pack(Word.ASK, protocol=PROTOCOL, client=0))
         assert b"client 0 is here already" in stranger.hear(Word.REFUSED)
         stranger.say(pack(Word.ASK, protocol=9))
-        assert b"the server speaks protocol 2, not 9; update the server" in stranger.hear(Word.REFUSED)
+        assert b"the server speaks protocol 3, not 9; update the server" in stranger.hear(Word.REFUSED)
         stranger.hello(0)
         assert b"client 0 is here already" in stranger.hear(Word.REFUSED)
-        hostile = (b"", b"\xff\x00", b"\x04{", b"\x04[]", b"\x06short", b"\x03" * 4000)
-        for data in (*hostile, pack(Word.HELLO, client=-1), pack(Word.ASK, protocol="1")):
+        hostile = (b"", b"\xff\x00", b"\x04{", b"\x04[]", b"\x06short", b"\x03" * 4000, b"\x0d", b"\x0d{}")
+        odd = [pack(Word.KIT, have=10**9), pack(Word.KIT, have=-1), pack(Word.HAVE, number=0, have=5)]
+        for data in (*hostile, *odd, pack(Word.HELLO, client=-1), pack(Word.ASK, protocol="1")):
             stranger.say(data)
         with guests(federation.hub.port, [new_client(2)]):
             federation.wait()

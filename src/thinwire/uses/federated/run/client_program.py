@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, fields
 from typing import Any
@@ -12,16 +11,14 @@ import torch
 from torch import Tensor
 
 from thinwire.channels.memory import ErrorFeedback, NoMemory
-from thinwire.codecs import Raw
 from thinwire.links.hub.spoke import Spoke
 from thinwire.links.security import read_token
-from thinwire.rounds.client import Client
+from thinwire.rounds.client import Client, step_seconds
 from thinwire.rounds.local_training import Samples
 from thinwire.rounds.parameters import Parameters
 from thinwire.rounds.remote.control_messages import text, whole
 from thinwire.rounds.remote.remote_client import RemoteClient
 from thinwire.rounds.residuals import ClientResiduals
-from thinwire.rounds.update_messages import VersionForm, VersionMessage
 from thinwire.runs.machine.processor import memory_bytes
 from thinwire.types import MAX_KEY, InputError, PayloadError, require
 from thinwire.uses.federated.run.client_models import build_model
@@ -30,7 +27,6 @@ from thinwire.uses.federated.run.federated_setup import compute_of, training_in
 from thinwire.uses.federated.run.options import FederatedConfig, JoinConfig
 from thinwire.uses.federated.run.partitioner import Partitioner
 
-TRIED = 3  # local steps that are timed before the first turn
 CLASSES = 1 << 16  # at most; the largest sets of labels in use have 21,841
 SEED = 10**9
 NAME = 80  # characters of a name
@@ -74,16 +70,6 @@ def make_client(config: JoinConfig, terms: Mapping[str, Any], data: Dataset) -> 
 def own_samples(data: Dataset, part: Tensor, batch: int) -> Samples:
     """Return the samples of one client."""
     return Samples(data.inputs[part], data.labels[part], batch, prepare=data.prepare)
-
-
-def step_seconds(client: Client) -> float:
-    """Return how long a local step takes here, measured."""
-    start = torch.zeros(1, client.values)
-    trial = VersionMessage(0, 0, 0, 0, VersionForm.FULL, (), TRIED, 1e-6, Raw())
-    client.change(trial, start)  # the first one sets torch up
-    began = time.perf_counter()
-    client.change(trial, start)
-    return max(1e-6, (time.perf_counter() - began) / TRIED)
 
 
 def _model(config: JoinConfig, theirs: str) -> str:

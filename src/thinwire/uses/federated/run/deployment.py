@@ -17,7 +17,7 @@ from torch import Tensor
 from thinwire.links.hub.spoke import Spoke
 from thinwire.links.profile import Profile
 from thinwire.rounds.aggregation_server import Server
-from thinwire.rounds.client import Client
+from thinwire.rounds.client import Client, step_seconds
 from thinwire.rounds.client_scheduler import MadeVersion
 from thinwire.rounds.journal import JournalEntry, WitnessedServer, replay
 from thinwire.rounds.remote.remote_client import RemoteClient
@@ -32,7 +32,7 @@ from thinwire.runs.ranks.run_config import RunConfig
 from thinwire.runs.ranks.supervise import Workers
 from thinwire.runs.records.writer import RUN, load_run, write_json
 from thinwire.uses.federated.recipes import METHOD, Method, parse_federated_recipe
-from thinwire.uses.federated.run.client_program import own_samples, step_seconds
+from thinwire.uses.federated.run.client_program import own_samples
 from thinwire.uses.federated.run.federated_recorder import digest, lengths, new_server
 from thinwire.uses.federated.run.federated_setup import Setup, training_in
 from thinwire.uses.federated.run.fleet import Fleet, VirtualDevice
