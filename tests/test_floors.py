@@ -41,7 +41,7 @@ RUNS = {*ORDER, "__init__"}
 LISTS = {"uses", "uses.use", "uses.kinds", "uses.readers", "uses.layered", "uses.packing"}
 WINGS = sorted(folder.name for folder in (SRC / "uses").iterdir() if (folder / "__init__.py").exists())
 ENGINES = {f"uses.{name}" for name in WINGS}
-RAN = {f"{use}.{part}" for use in ENGINES for part in ("run", "planning")}
+RAN = {f"{use}.{part}" for use in ENGINES for part in ("run", "planning", "swarm.run")}
 COMMANDS = {f"{use}.commands" for use in ENGINES}
 POLICIES = {  # pure functions from what was measured to what to do
     ".".join(folder.relative_to(SRC).parts) for folder in (SRC / "uses").rglob("choosing") if folder.is_dir()
@@ -53,8 +53,9 @@ def wing(use: str) -> dict[str, set[str]]:
     """Return the rooms of a use, each above the one before: what it is made of, its runs, its commands."""
     policies = {room for room in POLICIES if room.startswith(f"{use}.")}
     made, run, planning = F3 | policies | {"uses.use"}, f"{use}.run", f"{use}.planning"
-    ran = made | RUNS | {"uses", "uses.kinds", use}
-    return {use: made, run: ran, planning: ran | {run}, f"{use}.commands": ran | LISTS | {run, planning}}
+    ran, swarm = made | RUNS | {"uses", "uses.kinds", use}, f"{use}.swarm.run"
+    above = {planning: ran | {run}, swarm: ran | {run}}
+    return {use: made, run: ran, **above, f"{use}.commands": ran | LISTS | {run, planning, swarm}}
 
 
 ALLOWED: dict[str, set[str]] = {
@@ -90,7 +91,7 @@ ALLOWED: dict[str, set[str]] = {
     **dict.fromkeys(POLICIES, F1 | {"choosing", "links.tcp.idle", "rounds.client_profile"}),
     **{room: allowed for use in ENGINES for room, allowed in wing(use).items()},
     **dict.fromkeys(
-        ("federated", "models", "scenes"), F3 | RUNS | LISTS | ENGINES | POLICIES | RAN
+        ("federated", "models", "scenes", "swarm"), F3 | RUNS | LISTS | ENGINES | POLICIES | RAN
     ),  # a use in Python
     "cli": F3 | RUNS | LISTS | ENGINES | POLICIES | RAN | COMMANDS | {"uses.listing"},
     "__main__": {"cli"},

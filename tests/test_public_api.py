@@ -34,7 +34,7 @@ OPTIONAL = (
 )
 MODULES = sorted(m.name for m in pkgutil.walk_packages(thinwire.__path__, "thinwire."))
 
-DOORS = ("federated", "models", "scenes")
+DOORS = ("federated", "models", "scenes", "swarm")
 PUBLIC = [
     "AuthError",
     "CompressedStage",
@@ -72,6 +72,7 @@ PUBLIC = [
     "replicate",
     "scenes",
     "spread_experts",
+    "swarm",
 ]
 
 

@@ -27,6 +27,7 @@ USES = {
     "pipeline": ("quickstart", "train", ""),
     "replicas": ("replicas", "train", "replicas"),
     "pictures": ("pictures", "generate", "pictures"),
+    "swarm": ("swarm", "swarm", "swarm"),
     "federated": ("federated", "federate", "federated"),
     "state": ("state", "publish", "state"),
     "scene": ("scenes", "pack", "scenes"),

@@ -73,7 +73,7 @@ _HOMES = {
         "ThinwireError",
     ),
 }
-_DOORS = ("federated", "models", "scenes")  # modules, each of a use
+_DOORS = ("federated", "models", "scenes", "swarm")  # modules, each of a use
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
@@ -113,6 +113,7 @@ __all__ = [
     "replicate",
     "scenes",
     "spread_experts",
+    "swarm",
 ]
 
 

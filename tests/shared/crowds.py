@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from thinwire.codecs import DeadZone, roundtrip
 from thinwire.codecs.deadzone import step_for
-from thinwire.rounds.judging import Candidate, Verdict
+from thinwire.rounds.judging import Candidate, Judgement
 
 WORDS, BLOCK, BATCH = 48, 24, 4
 CODEC = DeadZone(step_for(2.4))
@@ -83,7 +83,7 @@ class Crowd:
     def assigned(self, client: int) -> Tensor | None:
         return None if self.mine else self.given[client]
 
-    def round(self, judge: Any, who: list[int] | None = None) -> dict[int, Verdict]:
+    def round(self, judge: Any, who: list[int] | None = None) -> dict[int, Judgement]:
         """Train, lie, judge, and make a version; return the verdicts."""
         who = list(range(len(self.steps))) if who is None else who
         self.honest = [torch.zeros_like(self.row)] * len(self.steps)
@@ -99,7 +99,7 @@ class Crowd:
         sent = {c: self.lies[c](self, c, self.honest[c]) if c in self.lies else self.honest[c] for c in who}
         found = [Candidate(c, row, self.steps[c] * BATCH) for c, row in sent.items()]
         verdicts = judge.weigh(self.version, self.row, found)
-        trust = {k.client: k.samples * verdicts.get(k.client, Verdict()).trust for k in found}
+        trust = {k.client: k.samples * verdicts.get(k.client, Judgement()).trust for k in found}
         for c, row in sent.items():
             self.before.setdefault(c, []).append(row)
         if total := sum(trust.values()):

@@ -23,7 +23,7 @@ from thinwire.rounds.client_profile import (
     Situation,
 )
 from thinwire.rounds.download import Download, FullDownload
-from thinwire.rounds.judging import Candidate, Judge, Trusting, Verdict
+from thinwire.rounds.judging import Candidate, Judge, Judgement, Trusting
 from thinwire.rounds.local_training import Decay, Rates
 from thinwire.rounds.parameters import (
     Parameters,
@@ -34,7 +34,7 @@ from thinwire.rounds.parameters import (
     unpack_row,
 )
 from thinwire.rounds.update_messages import HEAD, Held, Update, VersionMessage
-from thinwire.rounds.work import OwnData, Work
+from thinwire.rounds.work import OwnData, WorkSource
 from thinwire.staging import to_host
 from thinwire.types import MAX_KEY, InputError, MissingExtra, PayloadError, ThinwireError, require
 
@@ -77,7 +77,7 @@ class Server:
         policy: FederatedPolicy,
         download: Download | None = None,
         rates: Rates | None = None,
-        work: Work | None = None,
+        work: WorkSource | None = None,
         judge: Judge | None = None,
     ) -> None:
         self.signature = model.signature if isinstance(model, Parameters) else None
@@ -89,7 +89,7 @@ class Server:
         self.rule, self.policy = rule, policy
         self.download, self.rates = download or FullDownload(), rates or Decay()
         self.work, self.judge = work or OwnData(), judge or Trusting()
-        self.verdicts: dict[int, Verdict] = {}  # of those whose updates made the newest version
+        self.verdicts: dict[int, Judgement] = {}  # of those whose updates made the newest version
         self._sender = self.download.open(row)
         self._members: dict[int, ClientState] = {}
         self._norms: deque[float] = deque(maxlen=NORMS)
@@ -343,7 +343,7 @@ class Server:
         found = [Candidate(u.client, row, u.samples, self.version - u.version) for u, row in rows]
         self.verdicts = dict(self.judge.weigh(self.version, self.weights, found))
         trusted = [
-            s * self.verdicts.get(u.client, Verdict()).trust for s, u in zip(shares, updates, strict=True)
+            s * self.verdicts.get(u.client, Judgement()).trust for s, u in zip(shares, updates, strict=True)
         ]
         total = sum(trusted)
         return [s * sum(shares) / total for s in trusted] if total > 0 else trusted

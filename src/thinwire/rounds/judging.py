@@ -20,7 +20,7 @@ class Candidate:
 
 
 @dataclass(frozen=True)
-class Verdict:
+class Judgement:
     """How much an update counts, from 0 to 1 of its share, and in a sentence why it does not."""
 
     trust: float = 1.0
@@ -30,7 +30,9 @@ class Verdict:
 class Judge(Protocol):
     """Weigh the updates of a version together. It may keep what it learnt of clients, under their numbers."""
 
-    def weigh(self, version: int, weights: Tensor, candidates: Sequence[Candidate]) -> Mapping[int, Verdict]:
+    def weigh(
+        self, version: int, weights: Tensor, candidates: Sequence[Candidate]
+    ) -> Mapping[int, Judgement]:
         """Return a verdict by client; of one that is not named, full trust.
 
         ``version`` is the one that the updates are to be taken off, of ``weights`` [1, N].
@@ -53,7 +55,9 @@ class Trusting:
     {}
     """
 
-    def weigh(self, version: int, weights: Tensor, candidates: Sequence[Candidate]) -> Mapping[int, Verdict]:
+    def weigh(
+        self, version: int, weights: Tensor, candidates: Sequence[Candidate]
+    ) -> Mapping[int, Judgement]:
         return {}
 
     def state(self) -> dict[str, Any]:

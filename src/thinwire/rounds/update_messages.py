@@ -86,7 +86,8 @@ class VersionMessage:
     ``sequence`` is the number of the update that answers it, and ``confirmed`` that of the client's last
     update which was taken: another that the client sent before is void. ``check``: sum over the values.
     ``steps`` local steps at the step size ``rate``; ``codec``: of the update. ``model``: the digest of the
-    server's ``Signature``; 0 where it knows of none. ``work``: the samples to train on, as ``Work`` has them.
+    server's ``Signature``; 0 where it knows of none. ``work``: the samples to train on, as ``WorkSource``
+    gives them.
     """
 
     number: int

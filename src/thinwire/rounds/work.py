@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 
-class Work(Protocol):
+class WorkSource(Protocol):
     """What clients train on, where the server has the samples. Each client has one share at a time."""
 
     def give(self, client: int, steps: int) -> bytes:

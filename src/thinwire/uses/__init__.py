@@ -15,6 +15,6 @@ def uses() -> tuple[Use, ...]:
     """Return every use, in the order of the list.
 
     >>> [kind for use in uses() for kind in use.kinds][:3]
-    ['pipeline', 'replicas', 'pictures']
+    ['pipeline', 'replicas', 'swarm']
     """
     return tuple(import_module(f"{__name__}.{name}").USE for name in NAMES)

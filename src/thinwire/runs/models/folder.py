@@ -106,6 +106,20 @@ def finish_model(folder: Path, source: ModelSource, world: int, dtype: str = "fp
         ) from e
 
 
+def write_bare_model(folder: Path, source: ModelSource, weights: bool) -> None:
+    """Write config and tokenizer, and with ``weights`` the files that the source has them in.
+
+    ``InputError`` where the folder cannot be written.
+    """
+    try:
+        source.config.save_pretrained(folder)
+        _write_tokenizer(folder, source.tokenizer)
+        for file in sorted(source.weights.glob("*.safetensors*")) if weights and source.weights else ():
+            shutil.copyfile(file, folder / file.name)
+    except OSError as e:
+        raise InputError(f"cannot write {folder} ({e.strerror or e}); free space there") from e
+
+
 def _write_index(folder: Path, world: int) -> None:
     from safetensors import safe_open
 

@@ -147,11 +147,13 @@ class RunRecord:
 
     recipe: RecipeText = about("what was sent, and how")
     kind: str = about(
-        "which engine ran: `pipeline`, `replicas`, `pictures`, `federated`, `scene`, `model` or `state`",
+        "which engine ran: `pipeline`, `replicas`, `swarm`, `pictures`, `federated`, `scene`, `model` or "
+        "`state`",
         "run",
     )
     unit: str = about(
-        "what the run is made of, and `metrics.jsonl` has a line of: `step`, `version`, `repeat`; or "
+        "what the run is made of, and `metrics.jsonl` has a line of: `step`, `round`, `version`, "
+        "`repeat`; or "
         "`scene`, `model`, which have no such lines",
         "unit",
     )

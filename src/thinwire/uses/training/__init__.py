@@ -7,6 +7,8 @@ USE = Use(
     commands=(
         Command(".commands.train:train", TRAINING),
         Command(".commands.train:compare", TRAINING),
+        Command(".commands.keep_swarm:swarm", TRAINING),
+        Command(".commands.join_swarm:join", TRAINING),
         Command(".commands.plan:plan", NETWORKS),
     ),
     kinds={
@@ -15,10 +17,12 @@ USE = Use(
             ".run.record:ReplicasRecord",
             ".run.replica_cards",
         ),
+        "swarm": RunKind(".swarm.run.record:SwarmRecord", ".swarm.run.cards"),
     },
     demos={
         "": ".commands.demo:training",
         "replicas": ".commands.demo:replicas",
+        "swarm": ".commands.demo:swarm",
     },
     registries=(
         ".pipeline.recipes:PIPELINE",

@@ -1,4 +1,4 @@
-"""``thinwire demo`` without a name, and ``demo replicas``: recipes over one slow link, one by one."""
+"""``thinwire demo`` without a name, and ``demo replicas``: recipes over one slow link; and ``demo swarm``."""
 
 from __future__ import annotations
 
@@ -12,6 +12,7 @@ from thinwire.runs.machine.standard_streams import tell
 from thinwire.runs.terminal.typer_options import with_config
 from thinwire.uses.training.commands.train import configs_of, run_all
 from thinwire.uses.training.run.options import TrainConfig
+from thinwire.uses.training.swarm.run.options import SwarmConfig
 
 RECIPES = ["fp32", "step-delta", "thinwire"]
 DEMO: dict[str, Any] = {
@@ -79,3 +80,51 @@ def replicas(given: dict[str, Any]) -> None:
     if not given.get("json"):
         tell(f"four recipes over a link of {given['link']}, {how}")
     run_all(configs, Path(given["out"]), REACH)
+
+
+SWARM_DEMO: dict[str, Any] = {
+    "model": "gpt2-lab",
+    "data": "shakespeare",
+    "seq": 64,
+    "rounds": 14,
+    "local_steps": 6,
+    "members": 6,
+    "eval_every": 2,
+    "warmup": 1,
+    "save_model": False,
+    "out": "runs/demo-swarm",
+}
+SWARM_SHOWN = ("rounds", "seed", "out", "json", "quiet")
+SWARM_LINK = "20mbit,30ms;0=100mbit,30ms"
+
+
+@with_config(SwarmConfig, defaults=SWARM_DEMO, only=SWARM_SHOWN)
+def swarm(given: dict[str, Any]) -> None:
+    """Let six members train a small GPT-2 while every 20 s one vanishes and another joins, and one lies.
+
+    Each is a process that only dials out, over 20 Mbit/s and 30 ms to a keeper with 100 Mbit/s; emulated
+    below the kernel's TCP where this machine can. Then the same samples again by members that all stay and
+    none of which lies.
+    Under five minutes on two cores. Ends with both losses, who was refused and why, and OUT/report.html.
+    """
+    from thinwire.runs.records.folder_lock import holding
+    from thinwire.runs.terminal.activity import fetch_needs
+    from thinwire.uses.kinds import finish, load_run, load_runs
+    from thinwire.uses.training.swarm.run.swarm_demo import SwarmDemoConfig, play
+
+    emulate, how = as_emulated()
+    keeper, out = SwarmConfig.from_dict(given), Path(given["out"])
+    fetch_needs(keeper.data, quiet=keeper.quiet or keeper.json)
+    config = SwarmDemoConfig(
+        swarm=keeper.to_json(),
+        link=SWARM_LINK if emulate else "none",
+        emulate=emulate,
+        seed=keeper.seed,
+        out=str(out),
+    )
+    if not keeper.json:
+        where = f"20 Mbit/s and 30 ms, {how}," if emulate else "loopback as fast as it is"
+        tell(f"six members over {where}; one of them sends its changes with the sign turned")
+    with holding(out):
+        play(config, (lambda text: None) if keeper.quiet or keeper.json else tell)
+    finish(load_runs([out]), out, keeper.json, [load_run(out).to_dict()])

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from pathlib import Path
+from typing import Protocol
 
 import torch
 from torch import Tensor
@@ -95,7 +97,7 @@ def prepare(config: TrainConfig, trial: bool = True) -> Job:
     recipe, replica_recipe = parse_recipe(config.recipe), parse_replica_recipe(config.replica_recipe)
     shape = in_process_shape(config)
     _check_saved(config)
-    lesson = _images(config) if config.model == CNN else _texts(config, trial)
+    lesson = _images(config) if config.model == CNN else read_texts(config, trial)
     seq = None if config.model == CNN else config.seq
     batches = Batches(len(lesson.train), config.batch, config.planned_steps, config.epochs, config.seed, seq)
     require(
@@ -107,8 +109,44 @@ def prepare(config: TrainConfig, trial: bool = True) -> Job:
     return Job(config, recipe, replica_recipe, shape, batches=batches, compute=compute, **vars(lesson))
 
 
+class TextOptions(Protocol):
+    """What is said of a language model and of its texts, as options are called."""
+
+    @property
+    def model(self) -> str: ...
+    @property
+    def init(self) -> str | None: ...
+    @property
+    def data(self) -> str: ...
+    @property
+    def text_field(self) -> str: ...
+    @property
+    def prompt_field(self) -> str: ...
+    @property
+    def bos(self) -> bool: ...
+    @property
+    def seq(self) -> int: ...
+    @property
+    def batch(self) -> int: ...
+    @property
+    def eval_samples(self) -> int: ...
+    @property
+    def lora(self) -> int: ...
+    @property
+    def dropout(self) -> float: ...
+    @property
+    def stages(self) -> int: ...
+    @property
+    def cut(self) -> str | None: ...
+    @property
+    def processes(self) -> int: ...
+    def warnings(self) -> Iterable[str]:
+        """Return what the user should know of these options."""
+        ...
+
+
 @dataclass(frozen=True)
-class _Lesson:
+class Lesson:
     """A model and the samples for it, as ``Job`` has them."""
 
     source: ModelSource
@@ -119,7 +157,7 @@ class _Lesson:
     notes: tuple[str, ...]
 
 
-def _images(config: TrainConfig) -> _Lesson:
+def _images(config: TrainConfig) -> Lesson:
     train, heldout = load_fashion()
     require(
         config.batch <= len(heldout) or not config.eval_samples,
@@ -128,10 +166,11 @@ def _images(config: TrainConfig) -> _Lesson:
         "use a smaller one, or --eval-samples 0",
     )
     source = resolve_model(config.model, None)
-    return _Lesson(source, [range(1)], IMAGES, train, heldout, tuple(config.warnings()))
+    return Lesson(source, [range(1)], IMAGES, train, heldout, tuple(config.warnings()))
 
 
-def _texts(config: TrainConfig, trial: bool) -> _Lesson:
+def read_texts(config: TextOptions, trial: bool) -> Lesson:
+    """Resolve a language model and its texts; ``InputError`` for whatever does not fit."""
     corpus = _corpus(config.data, config.text_field, config.prompt_field)
     source = resolve_model(config.model, config.init, corpus, config.dropout, trial)
     require(
@@ -158,7 +197,7 @@ def _texts(config: TrainConfig, trial: bool) -> _Lesson:
     )
     task = language(config.seq, source.config.hidden_size, source.config.vocab_size)
     notes = (*config.warnings(), *corpus.notes, *source.notes, *_of_prompts(train))
-    return _Lesson(source, cut, task, train, heldout, notes)
+    return Lesson(source, cut, task, train, heldout, notes)
 
 
 def _check_saved(config: TrainConfig) -> None:
@@ -182,7 +221,7 @@ def _check_saved(config: TrainConfig) -> None:
     )
 
 
-def _check_trained(config: TrainConfig, source: ModelSource) -> None:
+def _check_trained(config: TextOptions, source: ModelSource) -> None:
     """Raise ``InputError`` for adapters or dropout that this model cannot have."""
     if config.lora:
         require_peft()

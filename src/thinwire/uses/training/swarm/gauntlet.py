@@ -57,7 +57,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.rounds.judging import Candidate, Verdict
+from thinwire.rounds.judging import Candidate, Judgement
 from thinwire.types import InputError, require
 from thinwire.uses.training.swarm.evidence import Standing
 from thinwire.uses.training.swarm.likeness import Sketches, packed, unit, unpacked
@@ -81,7 +81,7 @@ CHANCE = (
 )  # standard errors a round that one alike may be behind, and where it is sure that one copies
 OWN = 2.5  # standard errors by which an update helps its own blocks more than one alike, if it is no copy
 COPIER = 2.0  # such beyond those, summed over rounds
-AGAIN = 0.95  # cosine of sketches with what was sent before
+AGAIN = 0.95  # cosine of sketches with what was sent before, at least
 VERSIONS = 4  # of which sketches are kept
 SWARM = "swarm"  # whose movements are kept beside what members sent
 
@@ -117,7 +117,7 @@ class Gauntlet:
     ...     return (row - blocks.mean()).square().sum().expand(len(blocks))
     >>> judge = Gauntlet(losses, lambda client: None, torch.ones(4, 3), seed=7)
     >>> judge.weigh(0, torch.zeros(1, 2), [Candidate(5, torch.full((1, 2), -0.1), samples=8)])
-    {5: Verdict(trust=1.0, reason='')}
+    {5: Judgement(trust=1.0, reason='')}
     """
 
     def __init__(
@@ -146,7 +146,7 @@ class Gauntlet:
         """Why members are named, by their numbers."""
         return {c: m.named for c, m in sorted(self._members.items()) if m.named}
 
-    def weigh(self, version: int, weights: Tensor, candidates: Sequence[Candidate]) -> dict[int, Verdict]:
+    def weigh(self, version: int, weights: Tensor, candidates: Sequence[Candidate]) -> dict[int, Judgement]:
         """Return a verdict on each candidate; see ``Judge``."""
         self._time.begin()
         draw = torch.Generator().manual_seed((self._seed * 1_000_003 + version) % (1 << 63))
@@ -166,13 +166,13 @@ class Gauntlet:
         self._remember(version, looks)
         return {look.client: self._verdict(look) for look in looks}
 
-    def _verdict(self, look: Look) -> Verdict:
+    def _verdict(self, look: Look) -> Judgement:
         member = self._member(look.client)
         if member.named:
-            return Verdict(0.0, f"{member.named} (named at version {member.since})")
+            return Judgement(0.0, f"{member.named} (named at version {member.since})")
         if look.failed or look.norm == 0:
-            return Verdict(0.0, look.failed or f"{self._who(look)} sent nothing")
-        return Verdict(look.share, look.less)
+            return Judgement(0.0, look.failed or f"{self._who(look)} sent nothing")
+        return Judgement(look.share, look.less)
 
     def _member(self, client: int) -> Standing:
         return self._members.setdefault(client, Standing())
@@ -267,16 +267,19 @@ class Gauntlet:
         self._sums = sums
 
     def _check_sent_before(self, looks: list[Look]) -> None:
-        """Fail those that sent again what they, another or the swarm did in a version before."""
+        """Fail those that sent again what they, another or the swarm did in a version before.
+
+        Where large batches make all updates of a task alike, half-way from what is usual to 1 is asked for.
+        """
         known = [(v, who, unpacked(text)) for v, sent in self._sent.items() for who, text in sent.items()]
         if not known:
             return
         table = torch.stack([sketch for *_, sketch in known])
-        for look in looks:
-            if look.failed or look.norm == 0:
-                continue
-            near, place = map(float, (table @ look.sketch).max(0))
-            if near > AGAIN:
+        heard = [look for look in looks if not look.failed and look.norm > 0]
+        nearest = [[float(x) for x in (table @ look.sketch).max(0)] for look in heard]
+        limit = max(AGAIN, (1 + median(near for near, _ in nearest)) / 2) if nearest else 1.0
+        for look, (near, place) in zip(heard, nearest, strict=True):
+            if near > limit:
                 version, who, _ = known[int(place)]
                 whose = (
                     "the movement of the whole swarm"

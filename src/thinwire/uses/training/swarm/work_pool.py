@@ -90,7 +90,7 @@ class WorkPool:
         return None if ids is None else self._blocks[torch.tensor(ids)]
 
     def samples(self, client: int) -> int:
-        """Return how many samples ``assigned`` has: what the update of ``client`` may count for."""
+        """Return how many samples ``assigned`` has: what the update of ``client`` counts for."""
         return len(self._shares.get(client, self._settled.get(client, ())))
 
     # -- to go on later ------------------------------------------------------------------------------------
@@ -136,3 +136,29 @@ class WorkPool:
         digest = hashlib.blake2b(self._blocks.numpy().data, digest_size=8).hexdigest()
         n, length = self._blocks.shape
         return f"{n} samples of {length} tokens, digest {digest}, seed {self._passes.seed}"
+
+
+class OwnWork:
+    """Members train on samples of their own, ``batch`` a local step: only how many is known."""
+
+    def __init__(self, batch: int) -> None:
+        self._batch, self._given = batch, dict[int, int]()
+
+    def give(self, client: int, steps: int) -> bytes:
+        """Return nothing; note how many samples ``steps`` local steps take."""
+        self._given[client] = steps * self._batch
+        return b""
+
+    def settle(self, client: int, done: bool) -> None:
+        """Nothing was given that others could have."""
+
+    def samples(self, client: int) -> int:
+        """Return how many samples the steps of ``client`` take."""
+        return self._given.get(client, 0)
+
+    def state(self) -> dict[str, Any]:
+        """Return nothing: members are given steps anew."""
+        return {}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        """Nothing is kept."""

@@ -14,13 +14,16 @@ from thinwire.choosing.difference_codes import (
     dense_bits,
     factor_bits,
 )
-from thinwire.codecs import Codec, DeadZone, Entropy, Factors
+from thinwire.codecs import Codec, DeadZone, Entropy, Factors, Uniform
 from thinwire.codecs.deadzone import step_for
 from thinwire.rounds.client_profile import Assignment, ClientProfile, Situation
 from thinwire.spec import Spec
 from thinwire.types import InputError, require
 
 MOST_STEPS = 50  # local steps; what more cost training was not measured
+# Models of fewer values go at 8 bits, which cost them nothing: steps of AdamW that are all of one size, as
+# small models take them, are all zero under a dead zone.
+SMALL, PLAIN, PLAIN_BITS = 1 << 17, Uniform(8, group=64), 8.5
 GUESS = 2.5e6  # bytes/s: what a link that was not measured is taken for
 EVEN = 1.25  # by this factor members may differ in when they are done
 FINER, STRETCH = 1.03, 5.0  # factors by which the time of a round is tried, and by which it may grow in all
@@ -76,6 +79,8 @@ class Together(Spec):
 
     def _ways(self, values: int) -> list[_Way]:
         """Return the codes to choose from, those that cost training least first."""
+        if values < SMALL:
+            return [_Way(PLAIN, values * PLAIN_BITS / 8, 1.0)]
         found = [
             _Way(Entropy(DeadZone(step_for(bits))), values * dense_bits(bits) / 8, cost)
             for bits, cost in DENSE_COSTS.items()
@@ -89,7 +94,7 @@ class Together(Spec):
         return sorted(found, key=lambda way: (way.cost, way.nbytes))
 
     def _down(self, values: int) -> float:
-        return values * dense_bits(self.down_bits) / 8
+        return values * (PLAIN_BITS if values < SMALL else dense_bits(self.down_bits)) / 8
 
     def _limit(self, members: Sequence[ClientProfile], ways: Sequence[_Way], down: float) -> float:
         full = [self._usual(m, ways, down, MOST_STEPS) for m in members]

@@ -1,0 +1,45 @@
+"""The run beside a swarm: members that all stay and none of which lies, one after another in this process."""
+
+from __future__ import annotations
+
+from thinwire.rounds.aggregation_server import Accepted
+from thinwire.rounds.client_profile import ClientProfile
+from thinwire.rounds.residuals import ClientResiduals
+from thinwire.types import ThinwireError, require
+from thinwire.uses.training.swarm.member import MOST_STEPS, SharedBlocks, SwarmMember
+from thinwire.uses.training.swarm.run.keeper_program import Keeper
+from thinwire.uses.training.swarm.run.member_program import optimiser_of
+from thinwire.uses.training.swarm.run.options import SwarmConfig
+from thinwire.uses.training.swarm.run.swarm_model import trained_in
+
+
+def clean_loss(config: SwarmConfig, members: int, samples: int) -> float | None:
+    """Return the held-out loss after so many samples of ``members`` equal ones; None for no samples."""
+    keeper = Keeper(config.replace(judge=False, resume=False), lambda line, loss: None, lambda text: None)
+    server, seen = keeper.server, 0
+    own = [_member(keeper, config, i) for i in range(members)]
+    for member in own:
+        server.join(ClientProfile(member.id, 1.0, MOST_STEPS * config.batch))
+    while seen < samples:
+        server.begin([member.id for member in own])
+        for member in own:
+            version = server.issue(member.id, None, member.sequence)
+            found = server.receive(member.id, member.train(version, start=server.given).pack())
+            taken = isinstance(found, Accepted)
+            require(taken, ThinwireError, f"the run beside the swarm refused an update: {found}")
+            seen += member.data.samples
+    worth = keeper.taught.heldout
+    return worth(server.weights) if seen and worth is not None else None
+
+
+def _member(keeper: Keeper, config: SwarmConfig, number: int) -> SwarmMember:
+    return SwarmMember(
+        number,
+        keeper.taught.model,
+        SharedBlocks(config.batch, config.seq, 1 << 40),
+        ClientResiduals(),
+        local=optimiser_of(config.weight_decay, config.grad_clip),
+        seed=config.seed,
+        parameters=keeper.taught.parameters,
+        **trained_in(keeper.taught.compute),
+    )

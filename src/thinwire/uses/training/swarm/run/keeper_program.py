@@ -1,0 +1,159 @@
+"""The keeper of a swarm: it hands out rounds to whoever is there, and makes versions of what comes back."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Callable, Collection
+from pathlib import Path
+from typing import Any
+
+from thinwire.choosing.difference_codes import Sides
+from thinwire.codecs import DeadZone, Entropy
+from thinwire.codecs.deadzone import step_for
+from thinwire.files.checkpoint import read_checkpoint, write_checkpoint
+from thinwire.links.hub.hub import Hub
+from thinwire.links.security import read_token
+from thinwire.rounds.aggregation import Synchronous
+from thinwire.rounds.aggregation_server import Server
+from thinwire.rounds.client_scheduler import MadeVersion
+from thinwire.rounds.download import DeltaDownload
+from thinwire.rounds.judging import Judge
+from thinwire.rounds.remote.remote_server import RemoteServer
+from thinwire.runs.models.folder import remove_model
+from thinwire.runs.options import COUNTED
+from thinwire.runs.records.run_record import status_of
+from thinwire.types import InputError, require
+from thinwire.uses.training.swarm.choosing.swarm_policy import PLAIN, SMALL, Together, deadline
+from thinwire.uses.training.swarm.gauntlet import Gauntlet
+from thinwire.uses.training.swarm.run.options import SwarmConfig
+from thinwire.uses.training.swarm.run.swarm_recorder import SwarmRecorder, Told
+from thinwire.uses.training.swarm.run.taught import Taught, of_texts
+from thinwire.uses.training.swarm.schedule import RoundRates
+
+STATE = "keeper.safetensors"
+DOWN = Entropy(DeadZone(step_for(1.2)))  # of what all share, as versions move it
+RESUMED = "It went on from round {}; members and times of before are not in this record."
+
+
+class Keeper:
+    """One swarm: ``run`` goes on until the last round. ``taught``: what it learns, by default its texts."""
+
+    def __init__(
+        self, config: SwarmConfig, told: Told, noted: Callable[[str], object], taught: Taught | None = None
+    ) -> None:
+        self.config, self._told, self._noted = config, told, noted
+        self.taught = taught or of_texts(config)
+        rates = RoundRates(config.peak, config.warmup, config.rounds, config.lr_schedule)
+        values = self.taught.parameters.numel
+        sides = Sides.of(self.taught.parameters.matrices, values) or Sides(0, 0)
+        self._policy = Together(config.local_steps, sides.total, sides.loose)
+        down = DeltaDownload(PLAIN if values < SMALL else DOWN)
+        judge = self._judge()
+        self.server = Server(
+            self.taught.parameters, Synchronous(), self._policy, down, rates, self.taught.work, judge
+        )
+        self._out = Path(config.out)
+        if config.resume:
+            self._resume()
+
+    def run(self, announce: Callable[[Hub], object]) -> None:
+        """Listen, say where, and go on until the last round. Errors: ``LinkError`` where nobody comes."""
+        config = self.config
+        hub = Hub.bind(*config.place, token=read_token(config.token_file))
+        recorder, host, status = None, None, "failed"
+        try:
+            recorder = self._recorder()
+            host = self._host(hub, recorder)
+            announce(hub)
+            host.run()
+            status = "done"
+        except BaseException as e:
+            status = status_of(e)
+            if recorder is not None and str(e):
+                recorder.record.notes.append(str(e))
+            raise
+        finally:
+            if recorder is not None and host is not None:
+                self._save_model()
+                recorder.close(status, host, host.ended, host.kit_bytes)
+            hub.close()
+
+    def terms(self) -> dict[str, Any]:
+        """Return what members are told."""
+        return {"swarm": 1, "values": self.server.weights.numel(), **self.taught.terms}
+
+    def _judge(self) -> Judge | None:
+        """Return who weighs updates; nobody where that is not asked for, or there is nothing to score by."""
+        taught = self.taught
+        if not self.config.judge or taught.losses is None or taught.scored is None:
+            return None
+        return Gauntlet(
+            taught.losses,
+            taught.assigned,
+            taught.scored,
+            secrets.randbits(62),  # who knew it could write what looks like nothing that was sent before
+            name=lambda client: self.server.names().get(client) or f"member {client}",
+        )
+
+    def _recorder(self) -> SwarmRecorder:
+        if not self.config.resume:
+            (self._out / STATE).unlink(missing_ok=True)
+            remove_model(self._out / "model")
+        notes = list(self.taught.notes)
+        if self.server.version:
+            notes.append(RESUMED.format(self.server.version))
+        spec = f"down: {self.server.download!r}; up: {self.server.policy!r}, ErrorFeedback()"
+        return SwarmRecorder(
+            self.config, self.server, self._out, self.taught.heldout, spec, notes, self._told
+        )
+
+    def _host(self, hub: Hub, recorder: SwarmRecorder) -> RemoteServer:
+        def made(version: MadeVersion) -> bool:
+            going = recorder.made(version, host)
+            write_checkpoint(self._out / STATE, self.server.state_dict(), {})
+            return going
+
+        host = RemoteServer(
+            self.server,
+            hub,
+            self.terms(),
+            made,
+            expected=self.config.members,
+            seed=self.config.seed,
+            gather=self.config.gather,
+            deadline=self.config.patience,
+            noted=self._noted,
+            seen=lambda client, here: recorder.seen(client, here, host.now),
+            paced=self._paced,
+            admits=self._admits,
+            kit=self.taught.kit,
+            asked_again=COUNTED,
+        )
+        return host
+
+    def _paced(self, new: Collection[int]) -> float:
+        """Return the longest that the round which begins now may last."""
+        found = self.server.assignments()
+        members = [self.server.device(client) for client in found]
+        return deadline(members, list(found.values()), self.server.weights.numel(), self._policy, new)
+
+    def _admits(self, name: str) -> str:
+        return f"{name} may not take part in this swarm" if name and name in self.config.ban else ""
+
+    def _save_model(self) -> None:
+        """Write the newest version as a model, where one is wanted and there is a way."""
+        self.taught.parameters.write(self.server.weights)
+        if self.config.save_model and self.server.version and self.taught.save is not None:
+            folder = self._out / "model"
+            folder.mkdir(parents=True, exist_ok=True)
+            self.taught.save(folder)
+
+    def _resume(self) -> None:
+        file = self._out / STATE
+        require(file.exists(), InputError, f"there is no {file} to go on from; leave --resume out")
+        self.server.load_state_dict(read_checkpoint(file))
+        for client in self.server.clients:  # until they say that they are here
+            self.server.leave(client)
+        version, rounds = self.server.version, self.config.rounds
+        wrong = f"{file} is of round {version} of {rounds}; give more --rounds"
+        require(version < rounds, InputError, wrong)

@@ -1,0 +1,190 @@
+"""A member's program: it fetches the model, trains its share, and may vanish at any moment."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import socket
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Self
+
+import torch
+
+from thinwire.links.hub.spoke import Spoke
+from thinwire.links.security import read_token
+from thinwire.rounds.client import step_seconds
+from thinwire.rounds.parameters import Parameters
+from thinwire.rounds.remote.control_messages import positive, text, whole
+from thinwire.rounds.remote.remote_client import RemoteClient
+from thinwire.rounds.residuals import ClientResiduals
+from thinwire.runs.data.corpus import load_corpus
+from thinwire.runs.data.task import pack
+from thinwire.runs.machine import devices
+from thinwire.runs.machine.compute import Compute
+from thinwire.runs.machine.processor import memory_bytes
+from thinwire.runs.models.encoder import Encoder
+from thinwire.runs.models.model_source import ModelSource, resolve_model
+from thinwire.types import InputError, LinkError, PayloadError, require
+from thinwire.uses.training.swarm.kit import kit_digest
+from thinwire.uses.training.swarm.local_adamw import AdamWTurns, LocalAdamW
+from thinwire.uses.training.swarm.member import Lessons, PrivateBlocks, SharedBlocks, SwarmMember
+from thinwire.uses.training.swarm.run.options import SwarmJoinConfig
+from thinwire.uses.training.swarm.run.swarm_model import build_whole, kept_kit, source_from_kit, trained_in
+
+TURN = 20.0  # seconds without a sign after which another address is tried
+COPIES = 8  # of a model, that a member holds as it trains: two moments, and what a federated client holds
+MOST_KIT = 1 << 36  # bytes
+
+
+def join(
+    config: SwarmJoinConfig, noted: Callable[[str], object], kind: type[SwarmMember] = SwarmMember
+) -> int:
+    """Take part until the keeper says that it is over; return the number of the last round.
+
+    Errors: ``InputError`` where model or data do not fit; ``LinkError`` naming the keeper.
+    """
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    name = config.name or socket.gethostname()[:60]
+    places, alone = itertools.cycle(config.places), len(config.places) == 1
+    patience = config.patience if alone else min(TURN, config.patience)
+    member: SwarmMember | None = None
+    seconds, heard = 0.0, time.monotonic()
+    while True:
+        spoke = Spoke.connect(*next(places), token=read_token(config.token_file))
+        try:
+            remote = RemoteClient(spoke, patience, noted, name)
+            terms = SwarmTerms.read(remote.terms())
+            if member is None:
+                member = make_member(config, terms, fetched(remote, terms), kind)
+                noted(f"{name} at {spoke.peer}: a model of {terms.values:,} trained values")
+                seconds = step_seconds(member)
+                member.moments.forget()  # those of the steps that were timed
+            member.id, heard = terms.client, time.monotonic()
+            return remote.serve(member, seconds)
+        except LinkError as e:
+            if alone or time.monotonic() - heard > config.patience:
+                raise
+            noted(f"{e}; trying the next address")
+        finally:
+            spoke.close()
+
+
+def fetched(remote: RemoteClient, terms: SwarmTerms) -> ModelSource:
+    """Return the source of the keeper's model; its kit comes over the link unless it is kept here."""
+    folder = kept_kit(terms.kit)
+    if (folder / "config.json").is_file():
+        return resolve_model(str(folder), None if terms.weights else "random", trial=False)
+    data = remote.kit(terms.kit_nbytes)
+    require(kit_digest(data) == terms.kit, PayloadError, "the model's kit came damaged; join again")
+    return source_from_kit(data, terms.weights)
+
+
+def make_member(
+    config: SwarmJoinConfig, terms: SwarmTerms, source: ModelSource, kind: type[SwarmMember] = SwarmMember
+) -> SwarmMember:
+    """Return the member that a keeper's terms ask for."""
+    terms.check_room()
+    compute = Compute.of(devices.own(config.device), config.dtype)
+    model = build_whole(source, terms.lora, terms.seed, compute)
+    parameters = Parameters(model)
+    found = parameters.numel
+    wrong = f"the keeper's model has {terms.values} values to train, and {found} here; update the older end"
+    require(found == terms.values, InputError, wrong)
+    moments = optimiser_of(terms.weight_decay, terms.grad_clip)
+    member = kind(
+        terms.client,
+        model,
+        lessons(config, terms, source),
+        ClientResiduals(),
+        local=moments,
+        seed=terms.seed,
+        parameters=parameters,
+        **trained_in(compute),
+    )
+    member.moments = moments
+    return member
+
+
+def optimiser_of(weight_decay: float, clip: float) -> AdamWTurns:
+    """Return what takes a member's local steps, and keeps its moments."""
+    return LocalAdamW(weight_decay=weight_decay, clip=clip).open()
+
+
+def lessons(config: SwarmJoinConfig, terms: SwarmTerms, source: ModelSource) -> Lessons:
+    """Return where the member's batches come from. Errors: ``InputError`` for data that nobody asks for."""
+    if not terms.own_data:
+        wrong = f"--data {config.data} is not asked for: this keeper hands out the samples; leave it out"
+        require(not config.data, InputError, wrong)
+        return SharedBlocks(terms.batch, terms.seq, source.config.vocab_size)
+    require(bool(config.data), InputError, "this keeper asks for data of your own; give them by --data")
+    corpus = load_corpus(config.data, config.text_field, config.prompt_field)
+    blocks = pack(Encoder(source.tokenizer, True).tokens(*corpus.train), terms.seq)
+    source.check_tokens(blocks)
+    many, need = len(blocks), terms.batch
+    wrong = f"--data {config.data} has {many} blocks of {terms.seq} tokens, a batch is {need}; give more text"
+    require(many >= need, InputError, wrong)
+    return PrivateBlocks(blocks, terms.batch, terms.seed + terms.client)
+
+
+@dataclass(frozen=True)
+class SwarmTerms:
+    """What a keeper asks for, each in its bounds."""
+
+    client: int
+    values: int
+    seq: int
+    batch: int
+    lora: int
+    seed: int
+    own_data: bool
+    weights: bool
+    weight_decay: float
+    grad_clip: float
+    kit: str
+    kit_nbytes: int
+
+    @classmethod
+    def read(cls, given: Mapping[str, Any]) -> Self:
+        """Read ``Keeper.terms``. Errors: ``PayloadError`` naming what is out of bounds."""
+        values = dict(given)
+        require(values.get("swarm") == 1, InputError, "this is no swarm; federate-join takes part there")
+
+        def number(name: str, least: int, most: int) -> int:
+            found = whole(values, name)
+            wrong = f"the keeper's {name} is {found}, which is not in {least}..{most}"
+            require(least <= found <= most, PayloadError, wrong)
+            return found
+
+        def share(name: str) -> float:
+            found = positive(values, name) if values.get(name) else 0.0
+            require(found < math.inf, PayloadError, f"the keeper's {name} is no number")
+            return found
+
+        kit = text(values, "kit")
+        require(kit.isalnum() and len(kit) == 32, PayloadError, "the keeper names no kit of its model")
+        return cls(
+            number("client", 0, 1 << 40),
+            number("values", 1, 1 << 40),
+            number("seq", 2, 1 << 20),
+            number("batch", 1, 1 << 16),
+            number("lora", 0, 1 << 16),
+            number("seed", 0, 10**9),
+            values.get("own_data") is True,
+            values.get("weights") is True,
+            share("weight_decay"),
+            share("grad_clip"),
+            kit,
+            number("kit_nbytes", 1, MOST_KIT),
+        )
+
+    def check_room(self) -> None:
+        """Raise ``InputError`` where training takes more memory than is free."""
+        takes, (total, free) = 4 * COPIES * self.values, memory_bytes()
+        have = free or total or takes
+        wrong = (
+            f"training {self.values} values takes {takes / 1e9:.3g} GB here, and {have / 1e9:.3g} are free"
+        )
+        require(takes <= have, InputError, f"{wrong}; join as one stage of a pair, or from a larger machine")
