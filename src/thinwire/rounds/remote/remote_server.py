@@ -44,6 +44,7 @@ from thinwire.types import InputError, LinkError, PayloadError, require
 
 SIZE = 1 << 15  # bytes of a piece to a client
 TICK, LOOK = 0.1, 1.0  # seconds
+SILENT = "no update came"  # in what is said of those who did not answer in time
 GRACE = 5.0  # seconds for those that are gone to come back, once all others have answered
 FAREWELL = 60.0  # seconds for the last word to reach all clients, behind what is under way to them
 ROOM = 1 << 10  # bytes of an update beside its packet
@@ -315,11 +316,11 @@ class RemoteServer:
     def _give_up(self, client: int) -> None:
         session, waited = self._sessions[client], time.monotonic() - self._round_began
         longest = self.round_seconds if self.server.rule.in_rounds else self._deadline
-        why = f"no update came within {longest:.3g} s"
+        why = f"{SILENT} within {longest:.3g} s"
         if self._alone is not None:
-            why = f"it went away, and no update came within {waited:.3g} s"
+            why = f"it went away, and {SILENT} within {waited:.3g} s"
         elif self.server.rule.in_rounds and waited < longest:
-            why = f"no update came within {waited:.1f} s, and {self._quorum:.0%} of the round had answered"
+            why = f"{SILENT} within {waited:.1f} s, and {self._quorum:.0%} of the round had answered"
         self._refuse(client, why)
         self._hub.send(session.peer, pack(Word.RECEIPT, number=session.sequence, reason=why))
         session.end_turn()

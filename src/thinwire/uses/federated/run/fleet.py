@@ -167,7 +167,7 @@ class Fleet:
         Errors: ``InputError`` for numbers of samples of other devices than these.
 
         >>> Fleet("toy", (VirtualDevice(0.5, Profile.parse("up=60kbit,80ms")),)).to_policy([300])
-        (ClientProfile(id=0, step_seconds=0.5, samples=300, up=7500.0, down=inf, delay=0.08),)
+        (ClientProfile(id=0, step_seconds=0.5, samples=300, up=7500.0, down=inf, delay=0.08, name=''),)
         """
         fits = len(samples) == len(self)
         require(fits, InputError, f"samples of {len(samples)} clients for {len(self)} devices; give as many")

@@ -9,7 +9,7 @@ from thinwire.runs.records.finished_runs import Run
 from thinwire.runs.records.progress import megabytes
 from thinwire.runs.report.details import Rows
 from thinwire.runs.report.elements import card, grid, memory, run_legend, table, terminal_table
-from thinwire.runs.report.plotting import Points, by_run, lines, new_axes, part_colour, svg
+from thinwire.runs.report.plotting import Points, by_run, labelled, lines, new_axes, part_colour
 from thinwire.uses.training.swarm.run.record import MemberFigures, RoundFigures, SwarmRecord
 
 if TYPE_CHECKING:
@@ -156,8 +156,8 @@ def _timeline(record: SwarmRecord) -> str:
     axes.set_yticks(range(len(members)), [m.name for m in members])
     axes.set_xlim(0, end)
     axes.invert_yaxis()
-    axes.set_xlabel("seconds since the first round began")
-    return svg(axes, "swarm-timeline", "when each member was there")
+    when = "when each member was there"
+    return labelled(axes, "swarm-timeline", when, "seconds since the first round began")
 
 
 def _loss(x: Callable[[Any], float | None]) -> Callable[[SwarmRun], list[Points]]:

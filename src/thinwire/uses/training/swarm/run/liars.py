@@ -15,8 +15,11 @@ LIES = ("turned", "grown", "noise", "nothing", "old")
 
 
 class Liar(SwarmMember):
-    """Train, and then send the change with its sign ``turned``, ``grown`` 1,000 times, ``noise`` of its norm,
-    ``nothing``, or always the ``old`` one of the first round."""
+    """Train, and then send something else.
+
+    The change with its sign ``turned``, ``grown`` 1,000 times, ``noise`` of its norm, ``nothing``, or always
+    the ``old`` one of the first round.
+    """
 
     lie: str = LIES[0]
     _first: Tensor | None = None

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from thinwire.rounds.aggregation_server import Server
 from thinwire.rounds.client_scheduler import MadeVersion, TurnCounts
+from thinwire.rounds.remote.remote_server import SILENT
 from thinwire.rounds.update_messages import Held
 from thinwire.runs.machine.processor import environment, peak_rss_bytes, resident_peak
 from thinwire.runs.records.run_record import PeakMemory, RecipeText
@@ -108,7 +109,7 @@ class SwarmRecorder:
         verdicts, tally = self.server.verdicts, host.tally
         doubted = sum(v.trust == 0 for v in verdicts.values())
         reasons = {v.reason for v in verdicts.values()}
-        not_taken = sum(r.reason not in reasons for _, r in tally.refused)
+        not_taken = sum(SILENT not in r.reason and r.reason not in reasons for _, r in tally.refused)
         counts = tally.late.total(), not_taken, tally.samples.total()
         late, refused, samples = (now - then for now, then in zip(counts, self._counts, strict=True))
         self._counts = counts
@@ -122,7 +123,7 @@ class SwarmRecorder:
             deadline_s=host.round_seconds,
             counted=made.updates - doubted,
             late=late,
-            refused=max(0, refused - late) + doubted,
+            refused=refused + doubted,
             samples=samples,
             lr=self.server.rates.at(made.number - 1),
         )
@@ -139,7 +140,7 @@ class SwarmRecorder:
             member = self._members.setdefault(client, MemberFigures(server.names()[client], 0.0))
             member.rounds, member.samples = t.updates, tally.samples[client]
             member.up, member.down = t.up, t.down
-            said = [r.reason for _, r in tally.refused if r.client == client]
+            said = [r.reason for _, r in tally.refused if r.client == client and SILENT not in r.reason]
             member.refused = list(dict.fromkeys(said))[:SENTENCES]
         record.members = [self._members[c] for c in sorted(self._members)]
         record.equal = {self._members[c].name: f"{h.number}:{h.check:08x}" for c, h in sorted(ended.items())}
