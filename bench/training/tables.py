@@ -225,6 +225,17 @@ late_steps = columns(  # the time model against measured steps
     ("measured step", "{measured:.0fm} ms"), ("by the model", "{predicted:.0fm} ms"),
     ("off by", "{error:+.0fc} %"),
 )  # fmt: skip
+fewest = columns(  # long runs of four replicas: bits against loss
+    "rows", ("recipe", "`{recipe}`"), ("seeds", "{seeds}"),
+    ("bits a parameter and step", "{bits_sent:.4f}"), ("fewer than fp32 all-reduce", "{fewer:,.0f}×"),
+    ("held-out loss", "{loss:.3f}"),
+    ("above `allreduce`", lambda r: ", ".join(f"{100 * x:+.1f} %" for x in r["above"])),
+)  # fmt: skip
+coder = columns(  # what an exchange takes beside training
+    lambda found: [row for row in found["rows"] if "seconds" in row],
+    ("recipe", "`{recipe}`"), ("replicas", "{replicas}"), ("CPU s an exchange", "{seconds:.2f}"),
+    ("of 30 steps", "{share:.1fc} %"), ("bits a parameter", "{bits:.2f}"),
+)  # fmt: skip
 TABLES: dict[str, Draw] = {
     "demo": demo,
     "reached": reached,
@@ -244,4 +255,6 @@ TABLES: dict[str, Draw] = {
     "replicas-cnn": partial(replicas, "cnn-fashion"),
     "delays": delays,
     "times": late_steps,
+    "fewest": fewest,
+    "coder": coder,
 }
