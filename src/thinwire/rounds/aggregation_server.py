@@ -23,7 +23,7 @@ from thinwire.rounds.client_profile import (
     Situation,
 )
 from thinwire.rounds.download import Download, FullDownload
-from thinwire.rounds.judging import Candidate, Judge, Judgement, Trusting
+from thinwire.rounds.judging import Candidate, Judge, Judgement
 from thinwire.rounds.local_training import Decay, Rates
 from thinwire.rounds.parameters import (
     Parameters,
@@ -51,7 +51,8 @@ class Server:
     whatever is lost on the way. Rules in rounds want ``begin`` first, which says who is asked; ``close`` ends
     a round, or a period.
 
-    ``work``: the samples that go with versions; ``judge``: how far updates are trusted.
+    ``work``: the samples that go with versions; ``judge``: how far updates are trusted; all are
+    in full without one.
 
     Updates are added in the order of (client, sequence), so the bits of a version do not depend on the order
     in which they came.
@@ -88,7 +89,7 @@ class Server:
         self.weights, self.version = row, 0
         self.rule, self.policy = rule, policy
         self.download, self.rates = download or FullDownload(), rates or Decay()
-        self.work, self.judge = work or OwnData(), judge or Trusting()
+        self.work, self.judge = work or OwnData(), judge
         self.verdicts: dict[int, Judgement] = {}  # of those whose updates made the newest version
         self._sender = self.download.open(row)
         self._members: dict[int, ClientState] = {}
@@ -330,18 +331,24 @@ class Server:
         counted = list((self._round or there).values())
         asked = len(self._asked) + self._gone
         shares = self.rule.shares(arrivals, Federation(len(counted), sum(counted), asked))
-        found = moved(self.weights, zip(self._trusted(shares, updates), self._changes(updates), strict=True))
+        changes: Iterable[Tensor] = self._changes(updates)
+        if self.judge is not None:
+            changes = rows = list(changes)
+            shares = self._trusted(self.judge, shares, updates, rows)
+        found = moved(self.weights, zip(shares, changes, strict=True))
         wrong = f"version {self.version + 1} would not be finite; lower the step size or the server's rate"
         require(bool(found.isfinite().all()), ThinwireError, wrong)
         return found
 
-    def _trusted(self, shares: list[float], updates: Sequence[Update]) -> list[float]:
+    def _trusted(
+        self, judge: Judge, shares: list[float], updates: Sequence[Update], rows: Sequence[Tensor]
+    ) -> list[float]:
         """Return the shares by the judge's trust, as much in all as before; all 0 where nobody is trusted."""
-        if isinstance(self.judge, Trusting):
-            return shares
-        rows = zip(updates, self._changes(updates), strict=True)
-        found = [Candidate(u.client, row, u.samples, self.version - u.version) for u, row in rows]
-        self.verdicts = dict(self.judge.weigh(self.version, self.weights, found))
+        found = [
+            Candidate(u.client, row, u.samples, self.version - u.version)
+            for u, row in zip(updates, rows, strict=True)
+        ]
+        self.verdicts = dict(judge.weigh(self.version, self.weights, found))
         trusted = [
             s * self.verdicts.get(u.client, Judgement()).trust for s, u in zip(shares, updates, strict=True)
         ]
@@ -382,7 +389,7 @@ class Server:
             "norms": list(self._norms),
             "members": {str(c): m.to_dict() for c, m in sorted(self._members.items())},
             "work": self.work.state(),
-            "judge": self.judge.state(),
+            "judge": self.judge.state() if self.judge is not None else {},
         }
 
     def state_at(self, number: int, row: Tensor, words: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -407,6 +414,12 @@ class Server:
         numbers = self.version, 1, 0, self._sender.check
         return VersionMessage(*numbers, form, packets, 1, self.rates.first, Raw(), made, work)
 
+    def resume(self, state: Mapping[str, Tensor]) -> None:
+        """Load a state, with all clients away until they say that they are here. Errors: as below."""
+        self.load_state_dict(state)
+        for client in self.clients:
+            self.leave(client)
+
     def load_state_dict(self, state: Mapping[str, Tensor]) -> None:
         """Go on from what ``state_dict`` returned, bit for bit.
 
@@ -424,7 +437,8 @@ class Server:
         self._norms = deque(words["norms"], NORMS)
         self._members = {int(c): ClientState.from_dict(m) for c, m in words["members"].items()}
         self.work.load(words.get("work", {}))
-        self.judge.load(words.get("judge", {}))
+        if self.judge is not None:
+            self.judge.load(words.get("judge", {}))
         starts = under(state, "start.").items()
         self._starts = {int(v): row.to(device, copy=True) for v, row in starts}
         self._waiting, self._assigned = {}, None

@@ -46,22 +46,3 @@ class Judge(Protocol):
     def load(self, state: Mapping[str, Any]) -> None:
         """Load what ``state`` returned."""
         ...
-
-
-class Trusting:
-    """Trust everybody, as published federated methods do.
-
-    >>> Trusting().weigh(0, None, [])
-    {}
-    """
-
-    def weigh(
-        self, version: int, weights: Tensor, candidates: Sequence[Candidate]
-    ) -> Mapping[int, Judgement]:
-        return {}
-
-    def state(self) -> dict[str, Any]:
-        return {}
-
-    def load(self, state: Mapping[str, Any]) -> None:
-        """Nothing is kept."""

@@ -11,17 +11,20 @@ from __future__ import annotations
 import enum
 import json
 import math
+import zlib
 from collections.abc import Callable
 from typing import Any, Self
 
 from thinwire.heads import U64, Head, Rest
-from thinwire.types import MAX_KEY, PayloadError, require
+from thinwire.types import MAX_KEY, WRONG_VALUES, PayloadError, require
 
 PROTOCOL = 3
 MOST = 4000  # bytes of a piece, or of a word: what a hub reads at a time, less its head
 MOST_TEXT = 400  # characters of a sentence that somebody else wrote
 MOST_NAME = 60  # characters of a name
 GREATEST = 1e18  # of a number of seconds or bytes/s
+MOST_WORDS = 1 << 28  # bytes of what a server knows of its clients and samples
+TICK = 0.1  # seconds that either end waits for something to happen, before it looks after the rest
 WINDOW = 1 << 22  # bytes that may be under way unacknowledged
 EVERY = 0.25  # seconds after which an acknowledgement is due,
 SHARE = WINDOW // 4  # or bytes: a line that carries the window within that time would stand still else
@@ -90,6 +93,24 @@ def text(values: dict[str, Any], name: str) -> str:
     """Return a sentence, cut where it is too long, without what would move a terminal's cursor."""
     x = str(values.get(name, ""))[:MOST_TEXT]
     return "".join(c if c.isprintable() else " " for c in x)
+
+
+def pack_words(text: str) -> bytes:
+    """Return what a server knows as the work of a version."""
+    return zlib.compress(text.encode(), 6)
+
+
+def unpack_words(data: bytes | memoryview) -> dict[str, Any]:
+    """Read what ``pack_words`` wrote. Errors: ``PayloadError``."""
+    opened = zlib.decompressobj()
+    try:
+        text = opened.decompress(bytes(data), MOST_WORDS)
+        require(opened.eof, PayloadError, "what the server knows is cut, or too long")
+        words = json.loads(text)
+    except (*WRONG_VALUES, zlib.error) as e:
+        raise PayloadError("what the server knows cannot be read") from e
+    require(isinstance(words, dict), PayloadError, "what the server knows has no names")
+    return dict(words)
 
 
 class MessagePiece(Head, kind=Word.PIECE):

@@ -16,6 +16,7 @@ from thinwire.rounds.remote.control_messages import (
     MOST,
     MOST_TEXT,
     PROTOCOL,
+    TICK,
     MessagePiece,
     Receiving,
     Sending,
@@ -26,7 +27,6 @@ from thinwire.rounds.remote.control_messages import (
     whole,
     word_of,
 )
-from thinwire.rounds.remote.remote_server import TICK
 from thinwire.rounds.update_messages import VersionMessage
 from thinwire.types import DesyncError, InputError, LinkError, PayloadError, require
 
@@ -35,6 +35,29 @@ ROOM = 1 << 12  # bytes of a version beside its packets and its work
 MOST_WORK = 1 << 26  # bytes of the work in a version
 FLUSH = 5.0  # seconds for the last word to leave
 TRIES = 3
+
+
+class ServerEvents:
+    """What happens on a ``spoke``, until there is no sign of the server for ``patience`` seconds.
+
+    ``remedy``: what to do then.
+    """
+
+    def __init__(self, spoke: Spoke, patience: float, remedy: str) -> None:
+        self._spoke, self._patience, self._remedy = spoke, patience, remedy
+        self._heard = time.monotonic()
+
+    def next(self) -> Event:
+        """Return the next thing that happens. Errors: ``LinkError`` naming the server after the silence."""
+        while True:
+            event = self._spoke.recv(TICK)
+            self._heard = max(self._heard, self._spoke.heard)
+            if event is not None:
+                return event
+            quiet = time.monotonic() - self._heard
+            if quiet >= self._patience:
+                who = f"{self._spoke.peer}{self._spoke.tried}"
+                raise LinkError(f"no sign of {who} for {quiet:.0f} s; {self._remedy}")
 
 
 class RemoteClient:
@@ -52,8 +75,8 @@ class RemoteClient:
         noted: Callable[[str], object] = lambda text: None,
         name: str = "",
     ) -> None:
-        self._spoke, self._patience, self._noted, self._name = spoke, patience, noted, name
-        self._heard = time.monotonic()
+        self._spoke, self._noted, self._name = spoke, noted, name
+        self._next = ServerEvents(spoke, patience, "see whether the server runs there").next
         self._probe = Receiving(0, PROBES * PROBE_SIZE)
         self._client: Client | None = None
         self._signature: Signature | None = None  # of the server's model
@@ -122,18 +145,6 @@ class RemoteClient:
                 self._hear(word, event.data, event.at)
 
     # -- what the server says ------------------------------------------------------------------------------
-
-    def _next(self) -> Event:
-        """Return the next thing that happens. Errors: ``LinkError`` after too long a silence."""
-        while True:
-            event = self._spoke.recv(TICK)
-            self._heard = max(self._heard, self._spoke.heard)
-            if event is not None:
-                return event
-            quiet = time.monotonic() - self._heard
-            if quiet >= self._patience:
-                who = f"{self._spoke.peer}{self._spoke.tried}"
-                raise LinkError(f"no sign of {who} for {quiet:.0f} s; see whether the server runs there")
 
     def _hear(self, word: Word, data: bytes, at: float) -> None:
         self._check_refused(word, data)

@@ -27,23 +27,24 @@ from thinwire.rounds.remote.client_handshake import (
     held_in,
 )
 from thinwire.rounds.remote.control_messages import (
+    TICK,
     MessagePiece,
     Receiving,
     Sending,
     Word,
     pack,
+    pack_words,
     positive,
     text,
     values_of,
     whole,
     word_of,
 )
-from thinwire.rounds.remote.shadow import pack_words
 from thinwire.rounds.update_messages import Held
 from thinwire.types import InputError, LinkError, PayloadError, require
 
 SIZE = 1 << 15  # bytes of a piece to a client
-TICK, LOOK = 0.1, 1.0  # seconds
+LOOK = 1.0  # seconds
 SILENT = "no update came"  # in what is said of those who did not answer in time
 GRACE = 5.0  # seconds for those that are gone to come back, once all others have answered
 FAREWELL = 60.0  # seconds for the last word to reach all clients, behind what is under way to them

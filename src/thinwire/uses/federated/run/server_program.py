@@ -126,9 +126,7 @@ class FederationServer:
     def _resume(self) -> None:
         file = self._out / STATE
         require(file.exists(), InputError, f"there is no {file} to go on from; leave --resume out")
-        self.server.load_state_dict(read_checkpoint(file))
-        for client in self.server.clients:  # until they say that they are here
-            self.server.leave(client)
+        self.server.resume(read_checkpoint(file))
         version, rounds = self.server.version, self.config.versions
         wrong = f"{file} is of version {version} of {rounds}; give more --rounds"
         require(version < rounds, InputError, wrong)

@@ -69,11 +69,6 @@ def _announce(hub: Hub) -> None:
 def _told(config: SwarmConfig) -> Any:
     def told(line: RoundMetrics, loss: float | None) -> None:
         if not config.quiet:
-            named = f", held-out loss {loss:.3f}" if loss is not None else ""
-            parts = [f"{line.counted} members"]
-            parts += [f"{line.late} late"] * (line.late > 0) + [f"{line.refused} refused"] * (
-                line.refused > 0
-            )
-            tell(f"round {line.round}: {', '.join(parts)}, {line.seconds:.1f} s{named}")
+            tell(line.sentence(loss))
 
     return told

@@ -11,11 +11,10 @@ from torch import Tensor
 from thinwire.rounds.client import Client
 from thinwire.rounds.update_messages import Update, VersionMessage
 from thinwire.types import PayloadError, require
+from thinwire.uses.training.swarm.choosing.swarm_policy import MOST_STEPS
 from thinwire.uses.training.swarm.local_adamw import AdamWTurns
 from thinwire.uses.training.swarm.own_blocks import OwnBlocks
 from thinwire.uses.training.swarm.shares import read_share
-
-MOST_STEPS = 50  # of a round, so that a member can say how many samples it may be given
 
 
 class Lessons(Protocol):

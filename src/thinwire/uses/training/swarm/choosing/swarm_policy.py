@@ -93,6 +93,10 @@ class Together(Spec):
             ]
         return sorted(found, key=lambda way: (way.cost, way.nbytes))
 
+    def download(self, values: int) -> Codec:
+        """Return the codec of what all members share, as versions move it."""
+        return PLAIN if values < SMALL else Entropy(DeadZone(step_for(self.down_bits)))
+
     def _down(self, values: int) -> float:
         return values * (PLAIN_BITS if values < SMALL else dense_bits(self.down_bits)) / 8
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from thinwire.rounds.aggregation_server import Accepted
 from thinwire.rounds.client_profile import ClientProfile
-from thinwire.rounds.residuals import ClientResiduals
 from thinwire.types import ThinwireError, require
+from thinwire.uses.training.swarm.local_adamw import LocalAdamW
 from thinwire.uses.training.swarm.member import MOST_STEPS, SharedBlocks, SwarmMember
 from thinwire.uses.training.swarm.run.keeper_program import Keeper
-from thinwire.uses.training.swarm.run.member_program import optimiser_of
+from thinwire.uses.training.swarm.run.member_program import new_member
 from thinwire.uses.training.swarm.run.options import SwarmConfig
-from thinwire.uses.training.swarm.run.swarm_model import trained_in
 
 
 def clean_loss(config: SwarmConfig, members: int, samples: int) -> float | None:
@@ -33,13 +32,6 @@ def clean_loss(config: SwarmConfig, members: int, samples: int) -> float | None:
 
 
 def _member(keeper: Keeper, config: SwarmConfig, number: int) -> SwarmMember:
-    return SwarmMember(
-        number,
-        keeper.taught.model,
-        SharedBlocks(config.batch, config.seq, 1 << 40),
-        ClientResiduals(),
-        local=optimiser_of(config.weight_decay, config.grad_clip),
-        seed=config.seed,
-        parameters=keeper.taught.parameters,
-        **trained_in(keeper.taught.compute),
-    )
+    taught, blocks = keeper.taught, SharedBlocks(config.batch, config.seq, 1 << 40)
+    local = LocalAdamW(weight_decay=config.weight_decay, clip=config.grad_clip)
+    return new_member(number, taught.model, blocks, local, taught.parameters, taught.compute, config.seed)

@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 from thinwire.choosing.difference_codes import Sides
-from thinwire.codecs import DeadZone, Entropy
-from thinwire.codecs.deadzone import step_for
 from thinwire.files.checkpoint import read_checkpoint, write_checkpoint
 from thinwire.links.hub.hub import Hub
 from thinwire.links.security import read_token
@@ -23,7 +21,7 @@ from thinwire.runs.models.folder import remove_model
 from thinwire.runs.options import COUNTED
 from thinwire.runs.records.run_record import status_of
 from thinwire.types import InputError, require
-from thinwire.uses.training.swarm.choosing.swarm_policy import PLAIN, SMALL, Together, deadline
+from thinwire.uses.training.swarm.choosing.swarm_policy import Together, deadline
 from thinwire.uses.training.swarm.gauntlet import Gauntlet
 from thinwire.uses.training.swarm.run.options import SwarmConfig
 from thinwire.uses.training.swarm.run.swarm_recorder import SwarmRecorder, Told
@@ -31,7 +29,6 @@ from thinwire.uses.training.swarm.run.taught import Taught, of_texts
 from thinwire.uses.training.swarm.schedule import RoundRates
 
 STATE = "keeper.safetensors"
-DOWN = Entropy(DeadZone(step_for(1.2)))  # of what all share, as versions move it
 RESUMED = "It went on from round {}; members and times of before are not in this record."
 
 
@@ -47,7 +44,7 @@ class Keeper:
         values = self.taught.parameters.numel
         sides = Sides.of(self.taught.parameters.matrices, values) or Sides(0, 0)
         self._policy = Together(config.local_steps, sides.total, sides.loose)
-        down = DeltaDownload(PLAIN if values < SMALL else DOWN)
+        down = DeltaDownload(self._policy.download(values))
         judge = self._judge()
         self.server = Server(
             self.taught.parameters, Synchronous(), self._policy, down, rates, self.taught.work, judge
@@ -151,9 +148,7 @@ class Keeper:
     def _resume(self) -> None:
         file = self._out / STATE
         require(file.exists(), InputError, f"there is no {file} to go on from; leave --resume out")
-        self.server.load_state_dict(read_checkpoint(file))
-        for client in self.server.clients:  # until they say that they are here
-            self.server.leave(client)
+        self.server.resume(read_checkpoint(file))
         version, rounds = self.server.version, self.config.rounds
         wrong = f"{file} is of round {version} of {rounds}; give more --rounds"
         require(version < rounds, InputError, wrong)

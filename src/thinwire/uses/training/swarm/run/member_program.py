@@ -11,12 +11,13 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 import torch
+from torch import nn
 
 from thinwire.links.hub.spoke import Spoke
 from thinwire.links.security import read_token
 from thinwire.rounds.client import step_seconds
 from thinwire.rounds.parameters import Parameters
-from thinwire.rounds.remote.control_messages import positive, text, whole
+from thinwire.rounds.remote.control_messages import MOST_NAME, positive, text, whole
 from thinwire.rounds.remote.remote_client import RemoteClient
 from thinwire.rounds.residuals import ClientResiduals
 from thinwire.runs.data.corpus import load_corpus
@@ -27,11 +28,11 @@ from thinwire.runs.machine.processor import memory_bytes
 from thinwire.runs.models.encoder import Encoder
 from thinwire.runs.models.model_source import ModelSource, resolve_model
 from thinwire.types import InputError, LinkError, PayloadError, require
-from thinwire.uses.training.swarm.kit import kit_digest
-from thinwire.uses.training.swarm.local_adamw import AdamWTurns, LocalAdamW
+from thinwire.uses.training.swarm.kit import kit_digest, unpack_kit
+from thinwire.uses.training.swarm.local_adamw import LocalAdamW
 from thinwire.uses.training.swarm.member import Lessons, PrivateBlocks, SharedBlocks, SwarmMember
 from thinwire.uses.training.swarm.run.options import SwarmJoinConfig
-from thinwire.uses.training.swarm.run.swarm_model import build_whole, kept_kit, source_from_kit, trained_in
+from thinwire.uses.training.swarm.run.swarm_model import build_whole, kept_kit, trained_in
 
 TURN = 20.0  # seconds without a sign after which another address is tried
 COPIES = 8  # of a model, that a member holds as it trains: two moments, and what a federated client holds
@@ -47,7 +48,7 @@ def join(
     """
     if config.threads:
         torch.set_num_threads(config.threads)
-    name = config.name or socket.gethostname()[:60]
+    name = config.name or socket.gethostname()[:MOST_NAME]
     places, alone = itertools.cycle(config.places), len(config.places) == 1
     patience = config.patience if alone else min(TURN, config.patience)
     member: SwarmMember | None = None
@@ -73,44 +74,51 @@ def join(
 
 
 def fetched(remote: RemoteClient, terms: SwarmTerms) -> ModelSource:
-    """Return the source of the keeper's model; its kit comes over the link unless it is kept here."""
+    """Return the source of the keeper's model; its kit comes over the link unless it is kept here.
+
+    Errors: ``InputError`` where there is too little memory to train it, before anything is fetched.
+    """
+    terms.check_room()
     folder = kept_kit(terms.kit)
-    if (folder / "config.json").is_file():
-        return resolve_model(str(folder), None if terms.weights else "random", trial=False)
-    data = remote.kit(terms.kit_nbytes)
-    require(kit_digest(data) == terms.kit, PayloadError, "the model's kit came damaged; join again")
-    return source_from_kit(data, terms.weights)
+    if not (folder / "config.json").is_file():
+        data = remote.kit(terms.kit_nbytes)
+        require(kit_digest(data) == terms.kit, PayloadError, "the model's kit came damaged; join again")
+        unpack_kit(data, folder)
+    return resolve_model(str(folder), None if terms.weights else "random", trial=False)
 
 
 def make_member(
     config: SwarmJoinConfig, terms: SwarmTerms, source: ModelSource, kind: type[SwarmMember] = SwarmMember
 ) -> SwarmMember:
     """Return the member that a keeper's terms ask for."""
-    terms.check_room()
     compute = Compute.of(devices.own(config.device), config.dtype)
     model = build_whole(source, terms.lora, terms.seed, compute)
     parameters = Parameters(model)
     found = parameters.numel
     wrong = f"the keeper's model has {terms.values} values to train, and {found} here; update the older end"
     require(found == terms.values, InputError, wrong)
-    moments = optimiser_of(terms.weight_decay, terms.grad_clip)
+    local = LocalAdamW(weight_decay=terms.weight_decay, clip=terms.grad_clip)
+    own = lessons(config, terms, source)
+    return new_member(terms.client, model, own, local, parameters, compute, terms.seed, kind)
+
+
+def new_member(
+    number: int,
+    model: nn.Module,
+    lessons: Lessons,
+    local: LocalAdamW,
+    parameters: Parameters,
+    compute: Compute,
+    seed: int,
+    kind: type[SwarmMember] = SwarmMember,
+) -> SwarmMember:
+    """Return a member that has no moments yet, and nothing undelivered."""
+    moments, how = local.open(), trained_in(compute)
     member = kind(
-        terms.client,
-        model,
-        lessons(config, terms, source),
-        ClientResiduals(),
-        local=moments,
-        seed=terms.seed,
-        parameters=parameters,
-        **trained_in(compute),
+        number, model, lessons, ClientResiduals(), local=moments, seed=seed, parameters=parameters, **how
     )
     member.moments = moments
     return member
-
-
-def optimiser_of(weight_decay: float, clip: float) -> AdamWTurns:
-    """Return what takes a member's local steps, and keeps its moments."""
-    return LocalAdamW(weight_decay=weight_decay, clip=clip).open()
 
 
 def lessons(config: SwarmJoinConfig, terms: SwarmTerms, source: ModelSource) -> Lessons:

@@ -7,6 +7,7 @@ from typing import ClassVar
 
 from thinwire.links.address import Address
 from thinwire.links.security import check_host, read_token
+from thinwire.rounds.remote.control_messages import MOST_NAME
 from thinwire.runs import options as shared
 from thinwire.runs.options import COUNTED, TEXTS, Options, option
 from thinwire.types import InputError, require
@@ -14,7 +15,6 @@ from thinwire.uses.training.run.learning_rates import learning_rate
 
 PORT = 7300
 MODEL, ROUNDS, MEMBERS, EVALUATION, OUTPUT = "Model and data", "Rounds", "Members", "Evaluation", "Output"
-LONGEST_NAME = 60  # characters of a member's name
 
 
 @dataclass(frozen=True)
@@ -206,8 +206,8 @@ class SwarmJoinConfig(Options):
         """Raise ``InputError`` for what cannot be."""
         for place in self.places:
             check_host(place.host, read_token(self.token_file))
-        wrong = f"--name {self.name[:80]!r} is longer than {LONGEST_NAME} characters; give a shorter one"
-        require(len(self.name) <= LONGEST_NAME, InputError, wrong)
+        wrong = f"--name {self.name[:80]!r} is longer than {MOST_NAME} characters; give a shorter one"
+        require(len(self.name) <= MOST_NAME, InputError, wrong)
         wrong = f"--name {self.name!r} has characters that cannot be printed; give a plain one"
         require(self.name.isprintable(), InputError, wrong)
 

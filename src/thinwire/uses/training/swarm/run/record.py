@@ -28,6 +28,13 @@ class RoundMetrics(UnitMetrics):
         """Number of the round, from 1."""
         return self.round
 
+    def sentence(self, loss: float | None) -> str:
+        """Return in a line what the round came to; ``loss``: held-out, if it was evaluated."""
+        parts = [f"{self.counted} members"]
+        parts += [f"{self.late} late"] * (self.late > 0) + [f"{self.refused} refused"] * (self.refused > 0)
+        named = f", held-out loss {loss:.3f}" if loss is not None else ""
+        return f"round {self.round}: {', '.join(parts)}, {self.seconds:.1f} s{named}"
+
 
 @dataclass
 class MemberFigures:

@@ -15,7 +15,7 @@ import torch
 
 from thinwire.runs.machine.interrupts import stopped_by_signals
 from thinwire.runs.options import option
-from thinwire.runs.ranks.launcher import launcher_of, link_of
+from thinwire.runs.ranks.launcher import Launcher, launcher_of, link_of
 from thinwire.runs.ranks.rank_main import await_order, next_order, say
 from thinwire.runs.ranks.rendezvous import rank_and_world
 from thinwire.runs.ranks.run_config import RunConfig
@@ -27,7 +27,7 @@ from thinwire.uses.training.swarm.run.keeper_program import Keeper
 from thinwire.uses.training.swarm.run.liars import Liar
 from thinwire.uses.training.swarm.run.member_program import join
 from thinwire.uses.training.swarm.run.options import SwarmConfig, SwarmJoinConfig
-from thinwire.uses.training.swarm.run.record import SwarmRecord
+from thinwire.uses.training.swarm.run.record import RoundMetrics, SwarmRecord
 
 PROGRAM = "thinwire.uses.training.swarm.run.swarm_demo:run_rank"
 PATIENCE = 300.0  # seconds
@@ -110,7 +110,7 @@ def play(config: SwarmDemoConfig, told: Callable[[str], object]) -> SwarmRecord:
     return record
 
 
-def _run(config: SwarmDemoConfig, stack: ExitStack, place: object, told: Callable[[str], object]) -> None:
+def _run(config: SwarmDemoConfig, stack: ExitStack, place: Launcher, told: Callable[[str], object]) -> None:
     names = ["keeper", *(f"member {k}" for k in range(1, config.ranks))]
     plays: list[_Play] = []
 
@@ -120,7 +120,7 @@ def _run(config: SwarmDemoConfig, stack: ExitStack, place: object, told: Callabl
         if heard is not None and heard[1]["kind"] in ("round", "note"):
             told(heard[1]["text"])
 
-    workers = stack.enter_context(Workers(place, PROGRAM, names, turn=turn))  # type: ignore[arg-type]
+    workers = stack.enter_context(Workers(place, PROGRAM, names, turn=turn))
     workers.start(config)
     said = workers.until("listening", 0)
     made = _Play(config, workers, f"{said['port']} {said['token']}")
@@ -146,9 +146,8 @@ def _keep(config: SwarmDemoConfig) -> None:
     token = secrets.token_hex(16)
     os.environ["THINWIRE_TOKEN"] = token
 
-    def round_done(line: object, loss: float | None) -> None:
-        named = f", held-out loss {loss:.3f}" if loss is not None else ""
-        say("round", text=f"round {line.round}: {line.counted} members count, {line.seconds:.1f} s{named}")  # type: ignore[attr-defined]
+    def round_done(line: RoundMetrics, loss: float | None) -> None:
+        say("round", text=line.sentence(loss))
 
     asked = config.keeper.replace(listen=f"{config.host}:0", out=config.out)
     keeper = Keeper(asked, round_done, lambda text: say("note", text=text))

@@ -19,10 +19,10 @@ from thinwire.runs.machine.cache import cache_folder
 from thinwire.runs.machine.compute import Compute
 from thinwire.runs.models.folder import write_bare_model
 from thinwire.runs.models.lora import add_adapters
-from thinwire.runs.models.model_source import ModelSource, resolve_model
+from thinwire.runs.models.model_source import ModelSource
 from thinwire.runs.models.split import build_stage, tie
 from thinwire.runs.models.stage import ModelStage
-from thinwire.uses.training.swarm.kit import kit_digest, pack_kit, unpack_kit
+from thinwire.uses.training.swarm.kit import pack_kit
 
 AT_ONCE = 8  # blocks that are evaluated together
 
@@ -58,7 +58,7 @@ class Evaluator:
 
     def losses(self, row: Tensor, blocks: Tensor) -> Tensor:
         """Return the loss of each block [n], nats a token, of the weights ``row`` [1, N], on the CPU."""
-        with self._holding(row):
+        with evaluating(self.model, self.parameters, row):
             return torch.cat([self._each(some) for some in blocks.split(AT_ONCE)]).cpu()
 
     def mean(self, row: Tensor, blocks: Tensor) -> float:
@@ -75,16 +75,18 @@ class Evaluator:
         )
         return found.sum(1) / (wanted != UNLEARNT).sum(1).clamp(min=1)
 
-    @contextmanager
-    def _holding(self, row: Tensor) -> Iterator[None]:
-        training = self.model.training
-        self.parameters.write(row)
-        self.model.eval()
-        try:
-            with torch.no_grad():
-                yield
-        finally:
-            self.model.train(training)
+
+@contextmanager
+def evaluating(model: nn.Module, parameters: Parameters, row: Tensor) -> Iterator[None]:
+    """Let a model have the weights ``row`` [1, N] and take no gradients in the block; then it trains on."""
+    training = model.training
+    parameters.write(row)
+    model.eval()
+    try:
+        with torch.no_grad():
+            yield
+    finally:
+        model.train(training)
 
 
 def make_kit(source: ModelSource, whole: bool) -> bytes:
@@ -93,12 +95,6 @@ def make_kit(source: ModelSource, whole: bool) -> bytes:
         folder = Path(place)
         write_bare_model(folder, source, whole)
         return pack_kit(folder)
-
-
-def source_from_kit(data: bytes, whole: bool) -> ModelSource:
-    """Return the source of a model from its kit, which is kept in the cache folder."""
-    folder = unpack_kit(data, kept_kit(kit_digest(data)))
-    return resolve_model(str(folder), None if whole else "random", trial=False)
 
 
 def kept_kit(digest: str) -> Path:

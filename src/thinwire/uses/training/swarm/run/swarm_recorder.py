@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -148,9 +147,3 @@ class SwarmRecorder:
             record.loss.eval_final = self._heldout()
         record.memory = PeakMemory([resident_peak(os.getpid()) or peak_rss_bytes()])
         self._writer.close(status)
-
-
-def clock() -> Callable[[], float]:
-    """Return a clock that begins now, seconds."""
-    began = time.monotonic()
-    return lambda: time.monotonic() - began

@@ -7,7 +7,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar
 
-import torch
 from torch import Tensor, nn
 
 from thinwire.rounds.parameters import Parameters
@@ -19,7 +18,7 @@ from thinwire.types import InputError, require
 from thinwire.uses.training.run.training_job import read_texts
 from thinwire.uses.training.swarm.kit import kit_digest
 from thinwire.uses.training.swarm.run.options import SwarmConfig
-from thinwire.uses.training.swarm.run.swarm_model import Evaluator, build_whole, make_kit
+from thinwire.uses.training.swarm.run.swarm_model import Evaluator, build_whole, evaluating, make_kit
 from thinwire.uses.training.swarm.work_pool import OwnWork, WorkPool
 
 SCORED = 64  # held-out blocks that updates are scored on, beside those of evaluations
@@ -102,14 +101,8 @@ def of_module(
     taught, device = Taught(model, scored=samples), next(model.parameters()).device
 
     def worth(row: Tensor, of: Callable[[], T]) -> T:
-        training = model.training
-        taught.parameters.write(row)
-        model.eval()
-        try:
-            with torch.no_grad():
-                return of()
-        finally:
-            model.train(training)
+        with evaluating(model, taught.parameters, row):
+            return of()
 
     if losses is not None and samples is not None:
         taught.losses = lambda row, some: worth(row, lambda: losses(model, some.to(device)).cpu())
