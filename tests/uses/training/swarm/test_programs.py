@@ -210,6 +210,11 @@ def test_who_may_not_take_part_is_told_why(place: Path, tmp_path: Path) -> None:
         join(SwarmJoinConfig(address=f"127.0.0.1:{swarm.port}", patience=1.0), lambda text: None)
 
 
+def test_a_model_of_images_is_refused() -> None:
+    with pytest.raises(InputError, match="cnn-fashion is no language model"):
+        SwarmConfig(model="cnn-fashion")
+
+
 def test_members_train_adapters_on_texts_of_their_own(place: Path, tmp_path: Path) -> None:
     pytest.importorskip("peft")
     swarm = Swarm(place, tmp_path, own_data=True, lora=4, members=2, lr=0.02)

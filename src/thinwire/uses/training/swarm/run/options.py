@@ -151,6 +151,11 @@ class SwarmConfig(Options):
 
     def validate(self) -> None:
         """Raise ``InputError`` for what cannot be."""
+        from thinwire.runs.models.cnn import CNN  # which needs torch, as readers of records do not
+
+        require(
+            self.model != CNN, InputError, f"{CNN} is no language model; federate trains models of images"
+        )
         check_host(self.place.host, read_token(self.token_file))
 
     @property
