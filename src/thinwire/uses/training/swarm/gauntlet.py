@@ -73,6 +73,7 @@ HALF, FAR = 0.5, 2.0  # of the usual gain on blocks held out: so many standard d
 BLOCKS, MOST = 8, 32  # that a candidate is scored on, by the time there is; half its own, if it was given any
 TOGETHER = 3  # candidates at least are scored beside each other, where there are as many
 ALIKE = 0.65  # cosine of two updates of a round; or half-way from what is usual to 1, where that is more
+LONELY = 0.1  # cosine with the nearest other, up to which an update goes with nobody
 SURE = 0.9  # cosine of two that no work of their own made so alike
 PAIRED = 24  # assigned blocks of each of two alike
 CHANCE = (
@@ -303,8 +304,11 @@ class Gauntlet:
         """Find the copiers among updates of a round that are alike; where nothing tells, they count half."""
         sound = [k for k in looks if not k.failed and k.norm > 0]
         near = [(float(a.sketch @ b.sketch), a, b) for a, b in combinations(sound, 2)]
-        if len(sound) > 2:
-            self._nearness = median(x for x, *_ in near)
+        # Who goes with nobody says nothing of how alike the updates of this task are.
+        going = {k.client for x, a, b in near if x > LONELY for k in (a, b)}
+        usual_ones = [x for x, a, b in near if {a.client, b.client} <= going]
+        if len(going) > 2:
+            self._nearness = median(usual_ones)
         least = max(ALIKE, (1 + self._nearness) / 2)
         behind = dict[int, float]()
         pairs = [(x, a, b) for x, a, b in near if x > least]
