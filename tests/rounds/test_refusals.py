@@ -28,7 +28,7 @@ from thinwire.rounds.local_training import TrainingError
 from thinwire.rounds.model_copy import ModelCopy, sum_of
 from thinwire.rounds.parameters import unpack_row
 from thinwire.rounds.residuals import ClientResiduals
-from thinwire.rounds.update_messages import HEAD, Update, VersionForm, VersionMessage
+from thinwire.rounds.update_messages import HEAD, UPDATE, Update, VersionForm, VersionMessage
 from thinwire.types import DesyncError, InputError, PayloadError
 
 N = 52  # values of the model
@@ -78,7 +78,7 @@ BAD: dict[str, tuple[Callable[[Update], Update], str]] = {
         "over the limit of 208",
     ),
     "another dtype": (lambda u: replace(u, packet=packet(torch.zeros(1, N).half())), "float16"),
-    "endless bytes": (lambda u: replace(u, packet=bytes(5000)), "5044 bytes for 52 values"),
+    "endless bytes": (lambda u: replace(u, packet=bytes(50_000)), "50046 bytes for 52 values"),
     "no packet": (lambda u: replace(u, packet=b""), "ends 8 bytes too early"),
     "what leaves state": (lambda u: replace(u, packet=packet(values(1.0), memory=Delta())), "leave state"),
 }
@@ -131,7 +131,7 @@ def test_an_old_version_counts_for_less_where_there_are_no_rounds() -> None:
 
 def again(data: bytes) -> bytes:
     """Return a damaged update with both check sums made right: without them nothing behind is ever read."""
-    start = HEAD.size + Update.FORM.size
+    start = HEAD.size + UPDATE.size
     inner = data[start:]
     data = data[:start] + (resigned(inner) if len(inner) > 8 else inner)
     return resigned(data)
@@ -176,7 +176,7 @@ def test_sixteen_thousand_hostile_updates() -> None:
     for case in range(16_000):
         sender = 1 if random.random() < 0.9 else random.choice((0, 2, 3, 99))
         data = damaged(random, corpus)
-        answer = server.receive(sender, again(data) if len(data) > HEAD.size + Update.FORM.size else data)
+        answer = server.receive(sender, again(data) if len(data) > HEAD.size + UPDATE.size else data)
         found[type(answer).__name__] += 1
         if isinstance(answer, Accepted):  # other values, or other numbers that are possible
             assert server.close() == 2 and bool(server.weights.isfinite().all())
@@ -295,11 +295,11 @@ def test_an_update_is_read_as_it_was_written() -> None:
     update = Update(2**62, 3, 4, 5, 6, b"packet")
     assert len(update.pack()) == update.nbytes and Update.unpack(update.pack()) == update
     assert update.pack().hex() == (
-        "54460301654e82230000000000000040030000000000000004000000000000000500000000000000060000007061636b6574"
+        "544604010beda7fb00000000000000400300000000000000040000000000000005000000000000000600000000007061636b6574"
     )
     version = VersionMessage(5, 6, 4, 7, VersionForm.MISSED, (b"ab",), 3, 0.5, TopK(0.1), work=b"xyz")
     assert version.pack().hex() == (
-        "5446030220d8675d"
+        "54460402bde98659"
         "0500000000000000"
         "0600000000000000"
         "0400000000000000"
@@ -308,6 +308,7 @@ def test_an_update_is_read_as_it_was_written() -> None:
         "0100"
         "03000000"
         "000000000000e03f"
+        "0000000000000000"
         "0000000000000000"
         "0f00546f704b28726174696f3d302e3129"
         "03000000"

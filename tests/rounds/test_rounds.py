@@ -20,7 +20,7 @@ from thinwire.channels.disk import DiskStore
 from thinwire.channels.memory import NoMemory
 from thinwire.channels.references import References
 from thinwire.codecs import Cast, Codec, Entropy, HardThreshold, Raw, TopK, Uniform
-from thinwire.rounds.aggregation import FedAsync, FedBuff, Periodic, Rule, Synchronous, moved
+from thinwire.rounds.aggregation import FedAsync, FedBuff, Periodic, Rule, Synchronous, summed
 from thinwire.rounds.aggregation_server import Accepted
 from thinwire.rounds.client_profile import Assignment, ClientProfile, Situation
 from thinwire.rounds.client_scheduler import ClientScheduler
@@ -287,7 +287,8 @@ def test_versions_may_be_made_elsewhere(download: FullDownload | DeltaDownload) 
             taken(other.server.receive(i, other.update(i)))
         changes = other.server.collect()
         assert list(changes) == [0, 1, 2, 3] and other.server.waiting == 0
-        weights = moved(other.server.weights, [(0.25, change) for change in changes.values()])
+        weights = other.server.weights.double()
+        weights = (weights - summed(weights, [(0.25, change) for change in changes.values()])).float()
         assert other.server.adopt(weights) == other.server.version == number
         assert same(other.server.weights, own.server.weights)
         assert same(other.server.given, own.server.given)

@@ -13,7 +13,7 @@ from thinwire.rounds.aggregation import (
     Periodic,
     Rule,
     Synchronous,
-    moved,
+    summed,
 )
 from thinwire.rounds.aggregation import (
     Federation as All,
@@ -127,7 +127,7 @@ def test_a_period_makes_one_version_of_what_came() -> None:
 def test_a_sum_is_rounded_once() -> None:
     weights = torch.tensor([[1.0, 2.0**24]])
     small = torch.tensor([[2.0**-30, -1.0]])
-    assert moved(weights, [(1.0, small)] * 2).tolist() == [[1.0, 2.0**24 + 2]]
+    assert (weights - summed(weights, [(1.0, small)] * 2)).float().tolist() == [[1.0, 2.0**24 + 2]]
 
 
 def test_rates_fall_as_planned() -> None:

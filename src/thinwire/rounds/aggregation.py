@@ -198,8 +198,8 @@ def discount(staleness: int, a: float) -> float:
     return float((staleness + 1.0) ** -a)
 
 
-def moved(weights: Tensor, changes: Iterable[tuple[float, Tensor]]) -> Tensor:
-    """Return ``weights`` [1, N] less the sum of the changes, each times its share: float64, then float32.
+def summed(weights: Tensor, changes: Iterable[tuple[float, Tensor]]) -> Tensor:
+    """Return the sum of the changes of ``weights`` [1, N], each times its share, in float64.
 
     On the device of all of them, to the same bits on each: products are rounded before they are added, so
     that no processor's fused arithmetic makes a difference.
@@ -207,7 +207,7 @@ def moved(weights: Tensor, changes: Iterable[tuple[float, Tensor]]) -> Tensor:
     total = torch.zeros(weights.shape, dtype=torch.float64, device=weights.device)
     for share, change in changes:
         total += change.double().mul_(share)
-    return weights.double().sub_(total).float()
+    return total
 
 
 def _total(weights: Sequence[float], arrivals: Sequence[ArrivedUpdate]) -> float:

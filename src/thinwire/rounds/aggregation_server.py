@@ -15,7 +15,7 @@ from torch import Tensor
 
 from thinwire.channels.references import under
 from thinwire.codecs import Raw
-from thinwire.rounds.aggregation import ArrivedUpdate, Federation, Rule, moved
+from thinwire.rounds.aggregation import ArrivedUpdate, Federation, Rule, summed
 from thinwire.rounds.client_profile import (
     Assignment,
     ClientProfile,
@@ -33,7 +33,7 @@ from thinwire.rounds.parameters import (
     most_nbytes,
     unpack_row,
 )
-from thinwire.rounds.update_messages import HEAD, Held, Update, VersionMessage
+from thinwire.rounds.update_messages import HEAD, MOST_ROOM, Held, Update, VersionMessage
 from thinwire.rounds.work import OwnData, WorkSource
 from thinwire.staging import to_host
 from thinwire.types import MAX_KEY, InputError, MissingExtra, PayloadError, ThinwireError, require
@@ -148,6 +148,11 @@ class Server:
         return len(self._waiting), len(self._asked) + self._gone
 
     @property
+    def most_asked(self) -> int:
+        """How many may be asked in a round."""
+        return len(self._members)
+
+    @property
     def waiting(self) -> int:
         """How many updates wait to be made a version of."""
         return sum(map(len, self._waiting.values()))
@@ -210,7 +215,8 @@ class Server:
         member.issued, member.started = max(member.issued, after) + 1, self.version
         numbers = self.version, member.issued, member.confirmed, self._sender.check
         rate, made = self.rates.at(self.version), self.signature.digest if self.signature else 0
-        steps, codec, work = assignment.steps, assignment.codec, self.work.give(client, assignment.steps)
+        steps, codec = self.work.most(client, assignment.steps), assignment.codec
+        work = self.work.give(client, steps)
         version = VersionMessage(*numbers, form, packets, steps, rate, codec, made, work)
         member.traffic.down += version.nbytes
         member.traffic.raw_down += 4 * self.weights.numel()
@@ -245,7 +251,7 @@ class Server:
             return Rejected(client, str(e))
         staleness = self.version - update.version
         member.confirmed = update.sequence
-        self.work.settle(client, done=True)
+        self.work.settle(client, True, update.left)
         member.traffic.updates += 1
         member.traffic.staleness += staleness
         self._waiting.setdefault(client, []).append(update)
@@ -254,8 +260,10 @@ class Server:
 
     def _check_samples(self, update: Update) -> None:
         given, said = self.work.samples(update.client), update.samples
+        left = [first + many for first, many in update.left]
+        fits = said + sum(many for _, many in update.left) == given and max(left, default=0) <= given
         wrong = f"it says that it was trained on {said} samples, and was given {given}"
-        require(not given or said == given, PayloadError, wrong)
+        require(fits or not (given or left), PayloadError, wrong)
 
     def _check_round(self, update: Update) -> None:
         if self.rule.in_rounds and update.version != self.version:
@@ -286,9 +294,16 @@ class Server:
         version would not be finite; then nothing has changed.
         """
         if self._waiting:
-            return self._go_on(self._sum())
+            return self._make(self._sum())
         self._end()
         return None
+
+    def _make(self, change: Tensor) -> int:
+        """Make a version by what the updates together take off the weights, [1, N] float64."""
+        found = self.weights.double().sub_(change).float()
+        wrong = f"version {self.version + 1} would not be finite; lower the step size or the server's rate"
+        require(bool(found.isfinite().all()), ThinwireError, wrong)
+        return self._go_on(found)
 
     def collect(self) -> dict[int, Tensor]:
         """Return what the updates that wait change, [1, N], by client; they wait no longer.
@@ -335,17 +350,14 @@ class Server:
         if self.judge is not None:
             changes = rows = list(changes)
             shares = self._trusted(self.judge, shares, updates, rows)
-        found = moved(self.weights, zip(shares, changes, strict=True))
-        wrong = f"version {self.version + 1} would not be finite; lower the step size or the server's rate"
-        require(bool(found.isfinite().all()), ThinwireError, wrong)
-        return found
+        return summed(self.weights, zip(shares, changes, strict=True))
 
     def _trusted(
         self, judge: Judge, shares: list[float], updates: Sequence[Update], rows: Sequence[Tensor]
     ) -> list[float]:
         """Return the shares by the judge's trust, as much in all as before; all 0 where nobody is trusted."""
         found = [
-            Candidate(u.client, row, u.samples, self.version - u.version)
+            Candidate(u.client, row, u.samples, self.version - u.version, self.device(u.client).members)
             for u, row in zip(updates, rows, strict=True)
         ]
         self.verdicts = dict(judge.weigh(self.version, self.weights, found))
@@ -404,10 +416,14 @@ class Server:
         state = {"weights": here(row), "words": byte_tensor(said)}
         return state | {f"download.{name}": x for name, x in sender.items()}
 
-    def lead(self, held: Held | None, work: bytes) -> VersionMessage:
+    def behind(self, held: Held | None) -> int | None:
+        """Return how many messages lead on from ``held``; None where only the whole version does."""
+        return self._sender.behind(held)
+
+    def lead(self, held: Held | None, work: bytes = b"") -> VersionMessage:
         """Return what leads somebody who holds ``held`` to the newest version, and no local steps with it.
 
-        For machines that stand ready; ``work`` goes with it.
+        For machines that stand ready, with which ``work`` goes, and for clients before they take part.
         """
         form, packets = self._sender.lead(held)
         made = self.signature.digest if self.signature else 0
@@ -483,7 +499,7 @@ def checked(
     Errors: ``PayloadError`` saying why not, in one sentence.
     """
     values = weights.numel()
-    most = HEAD.size + Update.FORM.size + most_nbytes(values)
+    most = HEAD.size + MOST_ROOM + most_nbytes(values)
     require(len(data) <= most, PayloadError, f"{len(data)} bytes for {values} values, at most {most} may be")
     try:
         update = Update.unpack(data)

@@ -5,12 +5,14 @@ from __future__ import annotations
 import hashlib
 import struct
 import time
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
 
 from thinwire.codecs import Raw
 from thinwire.codecs.matrices.factors import placed
+from thinwire.rounds.client_profile import ClientPace
 from thinwire.rounds.local_training import (
     Data,
     LocalSGD,
@@ -24,9 +26,17 @@ from thinwire.rounds.parameters import Parameters, Signature
 from thinwire.rounds.residuals import ClientResiduals
 from thinwire.rounds.update_messages import Held, Update, VersionForm, VersionMessage
 from thinwire.seeding import seeded
-from thinwire.types import DesyncError
+from thinwire.types import DesyncError, ThinwireError
 
 TRIED = 3  # local steps that are timed before the first turn
+
+
+class PauseError(ThinwireError):
+    """A client has nothing to answer a version with; ``wait`` returns once it can take part again."""
+
+    def __init__(self, message: str, wait: Callable[[], object]) -> None:
+        super().__init__(message)
+        self.wait = wait
 
 
 class Client:
@@ -74,6 +84,10 @@ class Client:
         """Parameters of the model."""
         return self._parameters.numel
 
+    def pace(self, seconds: float, steps: int) -> ClientPace:
+        """Return how fast this client is, of which a turn of ``steps`` took ``seconds``."""
+        return ClientPace(seconds / steps)
+
     @property
     def signature(self) -> Signature:
         """What the model is made of; to be told to the server before the first version."""
@@ -98,6 +112,10 @@ class Client:
         values = self._copy.take(version) if start is None else start
         self.residuals.prefetch(self.id)
         return self.answer(version, self.change(version, values))
+
+    def follow(self, version: VersionMessage) -> None:
+        """Hold ``version`` without training on it. Errors: ``PayloadError`` or ``DesyncError``."""
+        self._copy.take(version)
 
     def answer(self, version: VersionMessage, change: Tensor) -> Update:
         """Return the update for what the local steps of ``version`` changed, [1, N]."""

@@ -5,12 +5,23 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import NamedTuple, Protocol, runtime_checkable
 
 from thinwire.codecs import Codec, Raw
 from thinwire.codecs.codec import require_codec
 from thinwire.spec import Spec
 from thinwire.types import InputError, require
+
+
+class ClientPace(NamedTuple):
+    """How fast a client is: ``step_seconds`` of each local step, and ``fixed`` seconds of a turn beside them.
+
+    ``members``: who train behind it, and share its steps.
+    """
+
+    step_seconds: float
+    fixed: float = 0.0
+    members: int = 1
 
 
 @dataclass(frozen=True)
@@ -28,6 +39,8 @@ class ClientProfile:
     down: float = math.inf  # bytes/s
     delay: float = 0.0  # seconds, one way
     name: str = ""  # as its owner calls it
+    members: int = 1  # that train behind it, and share its steps
+    fixed: float = 0.0  # seconds of a turn beside its steps and its own transfers
 
     def __post_init__(self) -> None:
         wrong = f"device {self.id} takes {self.step_seconds} s a step; give seconds above 0"
@@ -35,14 +48,24 @@ class ClientProfile:
         for name in ("up", "down"):
             rate = getattr(self, name)
             require(rate > 0, InputError, f"device {self.id} has {name}={rate}; give bytes/s above 0")
+        require(0 <= self.fixed < math.inf, InputError, f"device {self.id} takes {self.fixed} s beside steps")
         late = 0 <= self.delay < math.inf
         require(late, InputError, f"device {self.id} has a delay of {self.delay} s; give seconds from 0 up")
         require(self.samples > 0, InputError, f"device {self.id} has no samples; give each device some")
+        require(
+            self.members > 0, InputError, f"device {self.id} is of {self.members} members; give 1 or more"
+        )
+
+    @property
+    def pace(self) -> ClientPace:
+        """How fast it is."""
+        return ClientPace(self.step_seconds, self.fixed, self.members)
 
     def seconds(self, steps: int, up: float, down: float = 0.0) -> float:
         """Return how long a turn of ``steps`` local steps takes that sends ``up`` bytes and gets ``down``."""
         trips = (up > 0) + (down > 0)
-        return steps * self.step_seconds + up / self.up + down / self.down + trips * self.delay
+        turn = self.fixed + steps * self.step_seconds
+        return turn + up / self.up + down / self.down + trips * self.delay
 
 
 @dataclass(frozen=True)

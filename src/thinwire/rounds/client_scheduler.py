@@ -185,9 +185,12 @@ class ClientScheduler:
 
     def _round(self) -> None:
         here = list(self.present())
+        if not self.going:
+            return
         self._check_answers(bool(here), f"{self._again} rounds, and nobody is there")
         here = [c for c in here if not self._is_resting(c)] or here
-        chosen = sorted(self._draw.permutation(here)[: self.participate or len(here)].tolist())
+        most = min(self.participate or len(here), self.server.most_asked)
+        chosen = sorted(self._draw.permutation(here)[:most].tolist())
         self.server.begin(chosen)
         for client in chosen:
             self.begin(client)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 from typing import Protocol, runtime_checkable
 
@@ -16,9 +16,9 @@ from thinwire.channels.channel import SHARED, Receiver, Scheme, Sender
 from thinwire.channels.memory import Delta
 from thinwire.channels.references import under
 from thinwire.codecs import Cast, Codec, Raw, TopK, Uniform
-from thinwire.rounds.model_copy import NAME, layout_of, sum_of, whole
+from thinwire.rounds.model_copy import NAME, ModelCopy, layout_of, sum_of, whole
 from thinwire.rounds.parameters import byte_tensor, here
-from thinwire.rounds.update_messages import Held, VersionForm
+from thinwire.rounds.update_messages import Held, VersionForm, VersionMessage
 from thinwire.spec import Spec
 from thinwire.staging import to_host
 from thinwire.state.history import History
@@ -47,6 +47,10 @@ class VersionSender(Protocol):
 
     def lead(self, held: Held | None) -> Lead:
         """Return what leads a client that holds ``held`` to the newest version, in the fewest bytes."""
+        ...
+
+    def behind(self, held: Held | None) -> int | None:
+        """Return how many messages lead on from ``held``; None where only the whole does."""
         ...
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -102,6 +106,14 @@ class DeltaDownload(Spec):
         return SharedSender(self.codec, weights)
 
 
+@dataclass(frozen=True, repr=False)
+class PassedDownload(Spec):
+    """Give on what the server above sends, as it comes; for branches."""
+
+    def open(self, weights: Tensor) -> PassedSender:
+        return PassedSender(weights)
+
+
 class FullSender:
     """Code the newest version once, when it is first asked for."""
 
@@ -124,6 +136,9 @@ class FullSender:
     def lead(self, held: Held | None) -> Lead:
         return VersionForm.FULL, (self._code()[0],)
 
+    def behind(self, held: Held | None) -> int | None:
+        return 0  # each version goes whole: none is worth holding
+
     def _code(self) -> tuple[bytes, Tensor, int]:
         if self._coded is None:
             packet, given = self._sender.encode(self._weights, [SHARED])
@@ -140,20 +155,33 @@ class FullSender:
         self.advance(weights)
 
 
-class SharedSender:
-    """Move the shared model by what is sent, and keep the messages that clients may have missed.
+class SentVersions:
+    """The newest version of a shared model, ``given`` [1, N], and the messages that clients may have missed.
 
     Messages are kept while together they take fewer bytes than the model. Patches are made for versions as
     old as these: then a server that goes on from its state sends what it would have sent.
     """
 
-    def __init__(self, codec: Codec, weights: Tensor) -> None:
-        self._sender = Sender(Scheme(codec, Delta()))
-        packet, self._given = self._sender.encode(weights, [SHARED])  # the first goes as it is
-        self._number = 0
-        self._checks = deque([packet.entries[0].check])  # of the version before each message, and the newest
+    def __init__(self, given: Tensor, number: int, check: int) -> None:
+        self._set(given, number, check)
+
+    def _set(self, given: Tensor, number: int, check: int) -> None:
+        """Let a version be the first one that is known."""
+        self._given, self._number = given, number
+        self._checks = deque([check])  # of the version before each message, and the newest
         self._log: deque[bytes] = deque()
-        self._begin(self._given)
+        self._begin(given)
+
+    def _add(self, message: bytes, given: Tensor, check: int) -> None:
+        """Go on to the version ``given``, to which ``message`` leads."""
+        self._number, self._given = self._number + 1, given
+        self._checks.append(check)
+        self._log.append(message)
+        self._publish(given)
+        most = 4 * given.numel()
+        while self._log and sum(map(len, self._log)) > most:
+            self._oldest = self._tail.decode(wire.unpack(self._log.popleft(), max_nbytes=most))
+            self._checks.popleft()
 
     def _begin(self, oldest: Tensor) -> None:
         """Let messages and patches begin at the values of the oldest version."""
@@ -182,20 +210,9 @@ class SharedSender:
         """How many messages are kept."""
         return len(self._log)
 
-    def advance(self, weights: Tensor) -> None:
-        packet, self._given = self._sender.encode(weights, [SHARED])
-        self._number += 1
-        self._checks.append(packet.entries[0].check)
-        self._log.append(wire.pack(packet))
-        self._publish(self._given)
-        most = 4 * weights.numel()
-        while self._log and sum(map(len, self._log)) > most:
-            self._oldest = self._tail.decode(wire.unpack(self._log.popleft(), max_nbytes=most))
-            self._checks.popleft()
-
     def lead(self, held: Held | None) -> Lead:
-        behind = -1 if held is None else self._number - held.number
-        if held is None or not 0 <= behind < len(self._checks) or self._checks[-1 - behind] != held.check:
+        behind = self.behind(held)
+        if held is None or behind is None:
             return VersionForm.WHOLE, (self._patch(-1),)
         missed = tuple(islice(self._log, len(self._log) - behind, None))
         if behind < 2:  # a message alone is less than the words that it moved
@@ -205,10 +222,28 @@ class SharedSender:
             ways.append((VersionForm.PATCH, (self._patch(held.number),)))
         return min(ways, key=lambda way: sum(map(len, way[1])))
 
+    def behind(self, held: Held | None) -> int | None:
+        if held is None or not 0 <= (behind := self._number - held.number) < len(self._checks):
+            return None
+        return behind if self._checks[-1 - behind] == held.check else None
+
     def _patch(self, base: int) -> bytes:
         if base not in self._patches:
             self._patches[base] = self._history.patch(base + 1 or None, mark=False).pack()
         return self._patches[base]
+
+
+class SharedSender(SentVersions):
+    """Move the shared model by what is sent."""
+
+    def __init__(self, codec: Codec, weights: Tensor) -> None:
+        self._sender = Sender(Scheme(codec, Delta()))
+        packet, given = self._sender.encode(weights, [SHARED])  # the first goes as it is
+        super().__init__(given, 0, packet.entries[0].check)
+
+    def advance(self, weights: Tensor) -> None:
+        packet, given = self._sender.encode(weights, [SHARED])
+        self._add(wire.pack(packet), given, packet.entries[0].check)
 
     def state_dict(self) -> dict[str, Tensor]:
         log = {f"log.{i}": byte_tensor(m) for i, m in enumerate(self._log)}
@@ -234,3 +269,38 @@ class SharedSender:
         again.load_state_dict(self._tail.state_dict())
         for message in self._log:
             self._publish(again.decode(wire.unpack(message, max_nbytes=4 * weights.numel())))
+
+
+class PassedSender(SentVersions):
+    """Give on what another server sent, as it came: its clients and these hold the same bits.
+
+    ``copy`` follows that server.
+    """
+
+    def __init__(self, weights: Tensor) -> None:
+        self.copy = ModelCopy(weights.numel(), device=weights.device)
+        super().__init__(weights, 0, sum_of(weights))
+
+    def advance(self, weights: Tensor) -> None:
+        raise InputError("this server makes no versions of its own; they come from the one above")
+
+    def follow(self, version: VersionMessage) -> None:
+        """Go on to a version of the server above. Errors: those of ``ModelCopy.take``."""
+        if version.form is not VersionForm.MISSED:
+            row = self.copy.take(version)
+            self._set(row, version.number, version.check)
+            return
+        for number, data in enumerate(version.packets, version.number - len(version.packets) + 1):
+            check = wire.unpack(data, max_nbytes=4 * self._given.numel()).entries[0].check
+            part = replace(version, number=number, check=check, packets=(data,))
+            self._add(bytes(data), self.copy.take(part), check)
+        self.copy.take(replace(version, packets=()))
+
+    def state_dict(self) -> dict[str, Tensor]:
+        return {}
+
+    def state_at(self, number: int) -> dict[str, Tensor]:
+        return {}
+
+    def load_state_dict(self, state: Mapping[str, Tensor], weights: Tensor) -> None:
+        """Nothing is kept: the server above has it."""

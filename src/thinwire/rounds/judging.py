@@ -17,6 +17,7 @@ class Candidate:
     change: Tensor
     samples: int
     staleness: int = 0
+    members: int = 1  # whose mean it is
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from thinwire.links.hub.hub import Hub
-from thinwire.rounds.client_profile import ClientProfile
+from thinwire.rounds.client_profile import ClientPace, ClientProfile
 from thinwire.rounds.parameters import Signature
 from thinwire.rounds.remote.control_messages import (
+    GREATEST,
     MOST_NAME,
     PROTOCOL,
     MessagePiece,
@@ -30,6 +31,8 @@ PROBES, PROBE_SIZE = 4, 3900  # messages that are timed at the start, and bytes 
 HERE_ALREADY = (
     "client {} is here already; give another number, or none; if this one was that before, try again in 10 s"
 )
+MOST_MEMBERS = 1 << 16  # behind a branch
+STEPS = 10  # by which paces are compared
 CHANGED = 1.25  # a speed that differs by this factor is another one: assignments are made again
 
 
@@ -216,10 +219,10 @@ class ClientHello:
         """Read one; ``up``: bytes/s at which its probe came. Errors: ``PayloadError``."""
         client, samples = whole(values, "client"), whole(values, "samples")
         require(samples > 0, PayloadError, f"client {client} has no samples; give it some data")
-        step, down, delay = (positive(values, name) for name in ("step_seconds", "down", "delay"))
-        timed = step < math.inf and delay < math.inf
-        require(timed, PayloadError, f"client {client} does not say how long a step and the way take")
-        device = ClientProfile(client, step, samples, up, down, delay, name_in(values))
+        down, delay = (positive(values, name) for name in ("down", "delay"))
+        require(delay < math.inf, PayloadError, f"client {client} does not say how long the way takes")
+        device = ClientProfile(client, 1.0, samples, up, down, delay, name_in(values))
+        device = replace(device, **pace_in(values)._asdict())
         stands = (whole(values, name) for name in ("after", "trained", "partial", "have"))
         return cls(client, device, held_in(values), *stands)
 
@@ -241,9 +244,25 @@ def held_in(values: dict[str, Any]) -> Held | None:
     return Held(*held) if held else None
 
 
+def pace_in(values: dict[str, Any]) -> ClientPace:
+    """Return how fast a client says that it is. Errors: ``PayloadError``."""
+    step, fixed, members = positive(values, "step_seconds"), values.get("fixed"), whole(values, "members")
+    known = isinstance(fixed, (int, float)) and 0 <= fixed < GREATEST
+    timed = step < math.inf and known and 1 <= members <= MOST_MEMBERS
+    require(timed, PayloadError, "a client does not say how long its steps take, and of how many members")
+    return ClientPace(step, float(fixed or 0), members)
+
+
 def name_in(values: dict[str, Any]) -> str:
     """Return the name that a client gives itself; empty where it gives none."""
     return text(values, "name")[:MOST_NAME].strip() if values.get("name") else ""
+
+
+def paces_differ(a: ClientPace, b: ClientPace) -> bool:
+    """Return whether a client's pace has changed enough for assignments to be made again."""
+    turns = (a.fixed + a.step_seconds * STEPS, b.fixed + b.step_seconds * STEPS)
+    changed = differs(*turns) or differs(a.step_seconds, b.step_seconds or math.inf)
+    return changed or a.members != b.members
 
 
 def differs(a: float, b: float) -> bool:

@@ -18,7 +18,7 @@ from typing import Any, Self
 from thinwire.heads import U64, Head, Rest
 from thinwire.types import MAX_KEY, WRONG_VALUES, PayloadError, require
 
-PROTOCOL = 3
+PROTOCOL = 4
 MOST = 4000  # bytes of a piece, or of a word: what a hub reads at a time, less its head
 MOST_TEXT = 400  # characters of a sentence that somebody else wrote
 MOST_NAME = 60  # characters of a name

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Callable
 from typing import Any
 
 from thinwire.links.hub.spoke import Spoke
 from thinwire.links.hub.station import Event, EventKind
-from thinwire.rounds.client import Client
+from thinwire.rounds.client import Client, PauseError
+from thinwire.rounds.client_profile import ClientPace
 from thinwire.rounds.parameters import Signature, most_nbytes
-from thinwire.rounds.remote.client_handshake import PROBE_SIZE, PROBES, differs
+from thinwire.rounds.remote.client_handshake import PROBE_SIZE, PROBES, paces_differ
 from thinwire.rounds.remote.control_messages import (
     MOST,
     MOST_TEXT,
@@ -80,7 +80,7 @@ class RemoteClient:
         self._probe = Receiving(0, PROBES * PROBE_SIZE)
         self._client: Client | None = None
         self._signature: Signature | None = None  # of the server's model
-        self._step_seconds = 0.0
+        self._pace = ClientPace(0.0)
         self._down: Receiving | None = None
         self._up: Sending | None = None
         self._trained = 0  # the sequence number of the version that came last, whole
@@ -121,14 +121,14 @@ class RemoteClient:
                     kit.acknowledge(event.at, self._spoke.send)
         return kit.data
 
-    def serve(self, client: Client, step_seconds: float) -> int:
+    def serve(self, client: Client, pace: ClientPace) -> int:
         """Train what comes until the server says that it is over; return the number of the last version.
 
-        ``step_seconds``: of a local step, as measured. Errors: ``TrainingError``, which the server is told;
+        ``pace``: as measured. Errors: ``TrainingError``, which the server is told;
         ``InputError`` where the server's model is another.
         """
         client.signature.check(self._signature, f"the model of {self._spoke.peer}")
-        self._client, self._step_seconds = client, step_seconds
+        self._client, self._pace = client, pace
         self._say_hello()
         while True:
             event = self._next()
@@ -206,12 +206,17 @@ class RemoteClient:
             self._trained = 0
             self._say_hello()  # holds nothing now: the next one comes whole
             return
+        except PauseError as e:
+            self._spoke.send(pack(Word.FAILED, text=str(e)[:MOST_TEXT]))
+            e.wait()
+            self._say_hello()
+            return
         except Exception as e:
             self._spoke.send(pack(Word.FAILED, text=str(e)[:MOST_TEXT]))
             self._spoke.close(FLUSH)
             raise
         self.turns, self._again = self.turns + 1, 0
-        self._note_speed((time.monotonic() - began) / version.steps)
+        self._note_pace(client.pace(time.monotonic() - began, update.steps))
         self._up = Sending(update.sequence, update.pack(), SIZE)
         self._up.send(self._spoke.send)
 
@@ -230,7 +235,7 @@ class RemoteClient:
                 name=self._name,
                 signature=list(client.signature),
                 samples=client.data.samples,
-                step_seconds=self._step_seconds,
+                **self._pace._asdict(),
                 down=self._probe.rate,
                 delay=max(1e-6, (self._spoke.clock.trip or 0.0) / 2),
                 held=list(client.held) if client.held is not None else None,
@@ -241,10 +246,10 @@ class RemoteClient:
             )
         )
 
-    def _note_speed(self, seconds: float) -> None:
-        if differs(seconds, self._step_seconds or math.inf):
-            self._step_seconds = seconds
-            self._spoke.send(pack(Word.SPEED, step_seconds=seconds))
+    def _note_pace(self, pace: ClientPace) -> None:
+        if paces_differ(pace, self._pace):
+            self._pace = pace
+            self._spoke.send(pack(Word.SPEED, **pace._asdict()))
 
     def _time_the_way(self) -> None:
         """Send messages that the server times, and time those that it sends back."""

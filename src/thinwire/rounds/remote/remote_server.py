@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import Any, Protocol
 
 from thinwire.links.hub.hub import Hub
 from thinwire.links.hub.station import Event, EventKind
@@ -25,6 +25,8 @@ from thinwire.rounds.remote.client_handshake import (
     ShadowSession,
     differs,
     held_in,
+    pace_in,
+    paces_differ,
 )
 from thinwire.rounds.remote.control_messages import (
     TICK,
@@ -34,21 +36,31 @@ from thinwire.rounds.remote.control_messages import (
     Word,
     pack,
     pack_words,
-    positive,
     text,
     values_of,
     whole,
     word_of,
 )
-from thinwire.rounds.update_messages import Held
+from thinwire.rounds.update_messages import HEAD, MOST_ROOM, Held
 from thinwire.types import InputError, LinkError, PayloadError, require
 
 SIZE = 1 << 15  # bytes of a piece to a client
 LOOK = 1.0  # seconds
+WAKE = 0.01  # seconds after which a branch looks for a version from above
 SILENT = "no update came"  # in what is said of those who did not answer in time
 GRACE = 5.0  # seconds for those that are gone to come back, once all others have answered
 FAREWELL = 60.0  # seconds for the last word to reach all clients, behind what is under way to them
-ROOM = 1 << 10  # bytes of an update beside its packet
+ROOM = HEAD.size + MOST_ROOM  # bytes of an update beside its packet
+
+
+class Above(Protocol):
+    """The server above a branch: rounds begin as its versions come."""
+
+    over: bool  # nothing more will come
+
+    def ready(self) -> bool:
+        """Return whether a round begins; asked where none is open. Errors: why none will."""
+        ...
 
 
 class RemoteServer:
@@ -64,7 +76,7 @@ class RemoteServer:
     ``paced``: returns the longest that the coming round may last, given who fetches a whole model in it; then
     ``deadline`` only bounds the wait for anybody at all. ``seen`` hears of each client that comes, and
     that goes. ``admits``, ``kit``: as for ``Handshake``. ``asked_again``: how often a round that nobody
-    answered is repeated.
+    answered is repeated. ``above``: says when a round begins, where that is not for this server to say.
 
     Errors: ``LinkError`` where nobody comes, or nobody answers; it names the clients.
     """
@@ -88,9 +100,10 @@ class RemoteServer:
         admits: Callable[[str], str] = lambda name: "",
         kit: bytes = b"",
         asked_again: int = ASKED_AGAIN,
+        above: Above | None = None,
     ) -> None:
         self.server, self._hub, self._made = server, hub, made
-        self._seen, self._paced = seen, paced
+        self._seen, self._paced, self._above = seen, paced, above
         require(0 < quorum <= 1, InputError, f"quorum={quorum} is no share; give one above 0, up to 1")
         self._expected, self._gather, self._deadline = expected, gather, deadline
         self._quorum = quorum
@@ -192,10 +205,15 @@ class RemoteServer:
     def _here(self) -> list[int]:
         """Return who is there for a round; where nobody is, wait for somebody to come back."""
         end = time.monotonic() + self._deadline
-        while not self._present() and time.monotonic() < end:
-            event = self._hub.recv(TICK)
-            if event is not None:
-                self._handle(event)
+        while time.monotonic() < end:
+            if self._present():
+                if self._above is None or self._above.ready():
+                    break
+                end = time.monotonic() + self._deadline
+            if self._above is not None and self._above.over:
+                self._conductor.going = False
+                break
+            self._listen(TICK if self._above is None else WAKE)
         self._round_began, self._alone = time.monotonic(), None
         new = {c for c, session in self._sessions.items() if session.there and session.held is None}
         self.round_seconds = self._paced(new) if self._paced is not None else self._deadline
@@ -205,7 +223,9 @@ class RemoteServer:
     def _issue(self, client: int) -> None:
         """Give a client the newest version."""
         session = self._sessions[client]
-        session.version = self.server.issue(client, session.held, session.after)
+        left = max(0.0, self._due - time.monotonic()) if math.isfinite(self._due) else 0.0
+        version = self.server.issue(client, session.held, session.after)
+        session.version = replace(version, seconds=left)
         self.tally.issued(session.version, client)
         session.down, session.up = Sending(session.sequence, session.version.pack(), SIZE), None
         session.moved = time.monotonic()
@@ -266,14 +286,18 @@ class RemoteServer:
 
     def _turn(self) -> None:
         """Let one thing happen: what a client says, or the end of a time."""
-        event = self._hub.recv(max(0.0, min(TICK, self._due - time.monotonic())))
+        self._listen(max(0.0, min(TICK, self._due - time.monotonic())))
+        if self._conductor.going and time.monotonic() >= self._due:
+            self._time_is_up()
+
+    def _listen(self, seconds: float) -> None:
+        """Wait so long for something to happen; look after what found no room."""
+        event = self._hub.recv(seconds)
         if event is not None:
             self._handle(event)
         if self._conductor.going and time.monotonic() >= self._look:
             self._look = time.monotonic() + LOOK
             self._look_after()
-        if self._conductor.going and time.monotonic() >= self._due:
-            self._time_is_up()
 
     def _look_after(self) -> None:
         """Go on with what found no room, and without those of whom nothing has come for too long."""
@@ -381,8 +405,7 @@ class RemoteServer:
                 session.down.heard(whole(values, "have"))
                 self._pump(session)
         elif word is Word.SPEED:
-            seconds = positive(values_of(data), "step_seconds")
-            self._note_speed(session, replace(session.device, step_seconds=seconds))
+            self._note_speed(session, replace(session.device, **pace_in(values_of(data))._asdict()))
         elif word is Word.FAILED:
             self._failed(session, text(values_of(data), "text"))
 
@@ -474,7 +497,7 @@ class RemoteServer:
     def _note_speed(self, session: ClientSession, device: ClientProfile) -> None:
         """Choose again for a device whose speed has changed."""
         known = session.device
-        if differs(known.step_seconds, device.step_seconds) or differs(known.up, device.up):
+        if differs(known.up, device.up) or paces_differ(known.pace, device.pace):
             self._join(session, device)
 
     def _failed(self, session: ClientSession, why: str) -> None:

@@ -22,7 +22,7 @@ from thinwire.links.hub.station import EventKind
 from thinwire.rounds.aggregation import FedAsync, FedBuff, Periodic, Rule, Synchronous
 from thinwire.rounds.aggregation_server import Server
 from thinwire.rounds.client import Client
-from thinwire.rounds.client_profile import Assignment, ClientProfile, Situation
+from thinwire.rounds.client_profile import Assignment, ClientPace, ClientProfile, Situation
 from thinwire.rounds.client_scheduler import MadeVersion
 from thinwire.rounds.download import DeltaDownload, Download, FullDownload
 from thinwire.rounds.journal import WitnessedServer, replay
@@ -143,7 +143,7 @@ def guests(port: int, clients: Sequence[Client]) -> Iterator[list[threading.Thre
     def take_part(spoke: Spoke, client: Client) -> None:
         guest = RemoteClient(spoke, PATIENCE)
         guest.terms(client.id)
-        guest.serve(client, 0.01)
+        guest.serve(client, ClientPace(0.01))
 
     pairs = zip(spokes, clients, strict=True)
     threads = [threading.Thread(target=take_part, args=pair, daemon=True) for pair in pairs]
@@ -299,8 +299,17 @@ class Stranger:
         raise AssertionError(f"no {word.name} came")
 
     def hello(self, number: int, **odd: Any) -> None:
-        values = {"client": number, "samples": 10, "step_seconds": 0.1, "down": None, "delay": 0.01}
-        values |= {"held": None, "after": 0, "trained": 0, "partial": 0, "have": 0} | odd
+        values = {
+            "client": number,
+            "samples": 10,
+            "step_seconds": 0.1,
+            "fixed": 0,
+            "members": 1,
+            "down": None,
+            "delay": 0.01,
+        }
+        values |= {"fixed": 0, "members": 1, "delay": 0.01, "held": None}
+        values |= {"after": 0, "trained": 0, "partial": 0, "have": 0} | odd
         self.say(pack(Word.HELLO, **values))
 
     def close(self) -> None:
@@ -316,7 +325,7 @@ def test_what_a_stranger_says_changes_nothing() -> None:
         stranger.say(pack(Word.ASK, protocol=PROTOCOL, client=0))
         assert b"client 0 is here already" in stranger.hear(Word.REFUSED)
         stranger.say(pack(Word.ASK, protocol=9))
-        assert b"the server speaks protocol 3, not 9; update the server" in stranger.hear(Word.REFUSED)
+        assert b"the server speaks protocol 4, not 9; update the server" in stranger.hear(Word.REFUSED)
         stranger.hello(0)
         assert b"client 0 is here already" in stranger.hear(Word.REFUSED)
         hostile = (b"", b"\xff\x00", b"\x04{", b"\x04[]", b"\x06short", b"\x03" * 4000, b"\x0d", b"\x0d{}")

@@ -14,6 +14,7 @@ from thinwire.channels.memory import ErrorFeedback, NoMemory
 from thinwire.links.hub.spoke import Spoke
 from thinwire.links.security import read_token
 from thinwire.rounds.client import Client, step_seconds
+from thinwire.rounds.client_profile import ClientPace
 from thinwire.rounds.local_training import Samples
 from thinwire.rounds.parameters import Parameters
 from thinwire.rounds.remote.control_messages import text, whole
@@ -49,7 +50,7 @@ def join(config: JoinConfig, noted: Callable[[str], object]) -> int:
         terms = remote.terms(asked)
         client = make_client(config, terms, data)
         noted(f"client {client.id} of {spoke.peer}: {text(terms, 'method')}, {client.data.samples} samples")
-        return remote.serve(client, step_seconds(client))
+        return remote.serve(client, ClientPace(step_seconds(client)))
     finally:
         spoke.close()
 

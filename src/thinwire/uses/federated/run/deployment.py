@@ -18,6 +18,7 @@ from thinwire.links.hub.spoke import Spoke
 from thinwire.links.profile import Profile
 from thinwire.rounds.aggregation_server import Server
 from thinwire.rounds.client import Client, step_seconds
+from thinwire.rounds.client_profile import ClientPace
 from thinwire.rounds.client_scheduler import MadeVersion
 from thinwire.rounds.journal import JournalEntry, WitnessedServer, replay
 from thinwire.rounds.remote.remote_client import RemoteClient
@@ -226,7 +227,7 @@ def take_part(config: DeployConfig, client: int) -> None:
     try:
         remote = RemoteClient(spoke, PATIENCE, print)
         remote.terms(client)
-        remote.serve(own, step_seconds(own))
+        remote.serve(own, ClientPace(step_seconds(own)))
     finally:
         spoke.close()
     say("finished", step_seconds=own.seconds / max(1, own.steps))

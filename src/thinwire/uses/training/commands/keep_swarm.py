@@ -41,13 +41,17 @@ def swarm(given: dict[str, Any], model: Model = None) -> None:
     thinwire swarm gpt2-lab --data book.txt --listen 0.0.0.0:7300 --token-file secret
 
     thinwire join 192.0.2.7:7300 --token-file secret
+
+    thinwire swarm --under 192.0.2.7:7300 --listen 0.0.0.0:7300 --token-file secret
     """
     config = SwarmConfig.from_dict(given | ({"model": model} if model else {}))
     # After the checks: a wrong option is refused before torch is even imported.
+    from thinwire.uses.training.swarm.run.branch_program import open_branch
     from thinwire.uses.training.swarm.run.keeper_program import Keeper
     from thinwire.uses.training.swarm.run.standby_program import stand_by
 
-    fetch_needs(config.model, config.data, quiet=config.quiet or config.json)
+    if not config.under:
+        fetch_needs(config.model, config.data, quiet=config.quiet or config.json)
     out = Path(config.out)
     if config.standby:
         with holding(out), stopped_by_signals():
@@ -55,7 +59,8 @@ def swarm(given: dict[str, Any], model: Model = None) -> None:
         tell(f"the keeper has its last round, {last}")
         return
     with holding(out), stopped_by_signals():
-        keeper = Keeper(config, _told(config), (lambda text: None) if config.quiet else tell)
+        noted = (lambda text: None) if config.quiet else tell
+        keeper = (open_branch if config.under else Keeper)(config, _told(config), noted)
         forget(out, REPORT)
         keeper.run(_announce)
     finish(load_runs([out]), out, config.json, [load_run(out).to_dict()])

@@ -25,6 +25,8 @@ Losses look at as many as there is time for:
 - *own data*: then only held-out blocks say anything, and an honest update of few steps may not help those.
   One fails only where it is behind by more than honest ones differ. Late in training few rounds are so
   clear.
+- *branches*: the mean of many members' updates is shorter for its blocks and more like others, and says less
+  of each block. Lengths and likeness are as of one member; it need not help its own blocks more than others.
 - *copies*: of two alike, each that helps its own blocks more than the other does is honest. Of two that do
   not, the copier is who is behind on its own blocks. Where nobody was given any, both
   count half, and nobody is named.
@@ -87,7 +89,7 @@ VERSIONS = 4  # of which sketches are kept
 SWARM = "swarm"  # whose movements are kept beside what members sent
 
 
-@dataclass
+@dataclass(eq=False)
 class Look:
     """What a round shows of a candidate."""
 
@@ -95,6 +97,7 @@ class Look:
     change: Tensor
     norm: float
     sketch: Tensor
+    members: int = 1  # whose mean it is
     failed: str = ""  # why it does not count, and speaks against its sender
     share: float = 1.0  # that counts otherwise
     less: str = ""  # why that is below 1
@@ -187,14 +190,14 @@ class Gauntlet:
             self._sketches = Sketches(weights.numel(), self._seed)
         sums = self._sketches.sums
         self._note_movement(version, sums(weights))
-        changes = dict[int, Tensor]()
+        changes, members = dict[int, Tensor](), {c.client: c.members for c in candidates}
         for c in candidates:
             changes[c.client] = changes[c.client] + c.change if c.client in changes else c.change
         looks = []
         for client, change in sorted(changes.items()):
             norm = float(torch.linalg.vector_norm(change, dtype=torch.float64))
             sketch = unit(sums(change)) if norm < float("inf") else torch.zeros(0)
-            looks.append(Look(client, change, norm, sketch))
+            looks.append(Look(client, change, norm, sketch, members[client]))
             if not norm < float("inf"):
                 looks[-1].failed = f"the update of {self._who(looks[-1])} is not finite"
         return looks
@@ -240,8 +243,8 @@ class Gauntlet:
 
     def _check_lengths(self, looks: list[Look]) -> None:
         """Let those count less that are long for their blocks: lengths grow with the root of local steps."""
-        given = {k.client: self._given(k.client) for k in looks if not k.failed and k.norm > 0}
-        roots = {c: math.sqrt(len(blocks)) for c, blocks in given.items() if blocks is not None}
+        given = {k: self._given(k.client) for k in looks if not k.failed and k.norm > 0}
+        roots = {k.client: math.sqrt(len(b) / k.members) for k, b in given.items() if b is not None}
         if len(roots) <= 2:
             return
         usual = median(k.norm / roots[k.client] for k in looks if k.client in roots)
@@ -303,7 +306,7 @@ class Gauntlet:
     def _check_alike(self, looks: list[Look], trial: Trial, usual: float) -> None:
         """Find the copiers among updates of a round that are alike; where nothing tells, they count half."""
         sound = [k for k in looks if not k.failed and k.norm > 0]
-        near = [(float(a.sketch @ b.sketch), a, b) for a, b in combinations(sound, 2)]
+        near = [(_of_one(float(a.sketch @ b.sketch), a, b), a, b) for a, b in combinations(sound, 2)]
         # Who goes with nobody says nothing of how alike the updates of this task are.
         going = {k.client for x, a, b in near if x > LONELY for k in (a, b)}
         usual_ones = [x for x, a, b in near if {a.client, b.client} <= going]
@@ -420,7 +423,11 @@ class Gauntlet:
             look.share, look.less = 0.0, f"{what}, where {usual:.2g} is usual, which may be chance"
         elif alone and kind == "own" and gain.mean + CLEAR * gain.error < 0:
             look.failed = f"{what}: it does harm"
-        elif kind == "own" and self._member(look.client).fit(gain.above(look.gains["held"])):
+        elif (
+            kind == "own"
+            and look.members == 1
+            and self._member(look.client).fit(gain.above(look.gains["held"]))
+        ):
             look.failed = f"the updates of {self._who(look)} help the blocks it was given no more than others"
         else:
             look.helped = gain.mean - gain.error > LEAST * usual
@@ -448,6 +455,17 @@ class Gauntlet:
         self._sent = {int(v): dict(sent) for v, sent in state["sent"].items()}
         self._sums = None if state["sums"] is None else torch.tensor(state["sums"], dtype=torch.float64)
         self._time.load(state["time"])
+
+
+def _of_one(cosine: float, a: Look, b: Look) -> float:
+    """Return how alike two updates were, had each come of one member: means of many are more alike.
+
+    >>> some = [Look(0, torch.zeros(1), 1.0, torch.zeros(1), members) for members in (1, 8)]
+    >>> round(_of_one(0.8, some[0], some[0]), 2), round(_of_one(0.8, some[1], some[1]), 2)
+    (0.8, 0.33)
+    """
+    many = math.sqrt(a.members * b.members)
+    return cosine / (many - (many - 1) * max(0.0, cosine))
 
 
 def _usual(gains: Sequence[Gain], own: bool) -> float:

@@ -15,6 +15,7 @@ from torch.optim import Optimizer
 
 from thinwire.links.hub.spoke import Spoke
 from thinwire.rounds.client import Client
+from thinwire.rounds.client_profile import ClientPace
 from thinwire.rounds.parameters import Parameters
 from thinwire.rounds.remote.control_messages import whole
 from thinwire.rounds.remote.remote_client import RemoteClient
@@ -62,7 +63,7 @@ class SwarmLoop:
     def _serve(self, remote: RemoteClient, member: Client) -> None:
         """Follow the keeper, beside the loop."""
         try:
-            remote.serve(member, GUESS)
+            remote.serve(member, ClientPace(GUESS))
             self._rounds.put(None)
         except BaseException as e:
             self._rounds.put(e)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -60,6 +60,10 @@ class WorkPool:
         """How many passes over the samples were handed out."""
         return self._passes.taken / len(self._blocks)
 
+    def most(self, client: int, steps: int) -> int:
+        """Return ``steps``: passes do not end."""
+        return steps
+
     def give(self, client: int, steps: int) -> bytes:
         """Return the share of ``client`` for ``steps`` local steps; one that it did not answer is void."""
         self.settle(client, done=False)
@@ -73,16 +77,19 @@ class WorkPool:
         rows = torch.tensor(ids)
         return pack_share(Share(rows, self._blocks[rows], self.batch))
 
-    def settle(self, client: int, done: bool) -> None:
-        """Count the share of ``client`` as done, or let others have it next; harmless where it has none."""
+    def settle(self, client: int, done: bool, left: Iterable[tuple[int, int]] = ()) -> None:
+        """Count the share of ``client`` as done, or let others have it next; harmless where it has none.
+
+        ``left``: as of ``WorkSource.settle``.
+        """
         ids = self._shares.pop(client, None)
         if ids is None:
             return
+        trained, again = parted(ids, left) if done else ([], ids)
         if done:
-            self._settled[client] = ids
-            self.counts.done += len(ids)
-        else:
-            self._again.extendleft(reversed(ids))
+            self._settled[client] = trained
+            self.counts.done += len(trained)
+        self._again.extendleft(reversed(again))
 
     def assigned(self, client: int) -> Tensor | None:
         """Return the blocks of a client's share, or of what it answered last; None where there is neither."""
@@ -138,18 +145,33 @@ class WorkPool:
         return f"{n} samples of {length} tokens, digest {digest}, seed {self._passes.seed}"
 
 
+def parted(ids: Sequence[int], left: Iterable[tuple[int, int]]) -> tuple[list[int], list[int]]:
+    """Return which of ``ids`` were trained on, and which were ``left``, as pairs of a place and how many.
+
+    >>> parted([7, 3, 5, 8], [(1, 2)])
+    ([7, 8], [3, 5])
+    """
+    over = {i for first, many in left for i in range(first, first + many)}
+    trained = [x for i, x in enumerate(ids) if i not in over]
+    return trained, [x for i, x in enumerate(ids) if i in over]
+
+
 class OwnWork:
     """Members train on samples of their own, ``batch`` a local step: only how many is known."""
 
     def __init__(self, batch: int) -> None:
         self._batch, self._given = batch, dict[int, int]()
 
+    def most(self, client: int, steps: int) -> int:
+        """Return ``steps``: members have samples enough."""
+        return steps
+
     def give(self, client: int, steps: int) -> bytes:
         """Return nothing; note how many samples ``steps`` local steps take."""
         self._given[client] = steps * self._batch
         return b""
 
-    def settle(self, client: int, done: bool) -> None:
+    def settle(self, client: int, done: bool, left: Iterable[tuple[int, int]] = ()) -> None:
         """Nothing was given that others could have."""
 
     def samples(self, client: int) -> int:

@@ -28,6 +28,7 @@ GUESS = 2.5e6  # bytes/s: what a link that was not measured is taken for
 EVEN = 1.25  # by this factor members may differ in when they are done
 FINER, STRETCH = 1.03, 5.0  # factors by which the time of a round is tried, and by which it may grow in all
 PATIENCE = 4.0  # times a full turn of the median member: who cannot be done by then is not waited for
+HALVINGS = 20  # of the time in which steps are done together: a millionth
 LEAST, SLACK, TRIPS = 5.0, 1.5, 4  # of a deadline: seconds, times the slowest turn, and round trips
 
 
@@ -49,6 +50,8 @@ class Together(Spec):
     member takes 1 to 50 steps. Of all codes it has the one by which its round is worth most: steps, less
     what the code costs training. ``sides`` and ``loose``: of the model's matrices, as of ``Sides``; without
     any, no factors are sent. ``down_bits``: of a value of the version that all fetch, as ``step_for`` has it.
+    ``together``: steps that all are to do together, as those behind a branch: then a round is the time in
+    which these are done. A branch takes so many steps for each member behind it.
 
     >>> members = [ClientProfile(i, s, 1, up, up) for i, s, up in ((0, 0.05, 125e6), (1, 1.0, 2.5e6))]
     >>> for found in Together().assign(members, Situation(values=4_470_272)):
@@ -61,12 +64,13 @@ class Together(Spec):
     sides: int = 0
     loose: int = 0
     down_bits: float = 1.2
+    together: int = 0
 
     def __post_init__(self) -> None:
         super().__post_init__()
         few = 1 <= self.steps <= MOST_STEPS
         require(few, InputError, f"steps={self.steps} is not from 1 to {MOST_STEPS}; 10 are usual")
-        for name in ("sides", "loose", "down_bits"):
+        for name in ("sides", "loose", "down_bits", "together"):
             value = getattr(self, name)
             require(value >= 0, InputError, f"{name}={value} is below 0; give 0 or more")
 
@@ -74,8 +78,14 @@ class Together(Spec):
         """Return steps and codec for each member, in order."""
         members, ways = [_guessed(d) for d in devices], self._ways(situation.values)
         down = self._down(situation.values)
-        seconds = self._round(members, ways, down)
-        return [_explained(m, *_best(m, ways, down, seconds), down, seconds) for m in members]
+        if self.together:
+            seconds = _time_for(self.together, members, ways, down)
+        else:
+            seconds = self._round(members, ways, down)
+        found = [_best(m, ways, down, seconds) for m in members]
+        if self.together:
+            found = _fewer(found, sum(steps for steps, _ in found) - self.together)
+        return [_explained(m, *each, down, seconds) for m, each in zip(members, found, strict=True)]
 
     def _ways(self, values: int) -> list[_Way]:
         """Return the codes to choose from, those that cost training least first."""
@@ -101,7 +111,7 @@ class Together(Spec):
         return values * (PLAIN_BITS if values < SMALL else dense_bits(self.down_bits)) / 8
 
     def _limit(self, members: Sequence[ClientProfile], ways: Sequence[_Way], down: float) -> float:
-        full = [self._usual(m, ways, down, MOST_STEPS) for m in members]
+        full = [self._usual(m, ways, down, MOST_STEPS * m.members) for m in members]
         return PATIENCE * median(full) if full else 0.0
 
     def _usual(self, member: ClientProfile, ways: Sequence[_Way], down: float, steps: int) -> float:
@@ -115,7 +125,7 @@ class Together(Spec):
         waited = [m for m in members if _least(m, ways, down) <= limit]
         if not waited:
             return 0.0
-        first = median(self._usual(m, ways, down, self.steps) for m in members)
+        first = median(self._usual(m, ways, down, self.steps * m.members) for m in members)
         first = max(first, *(_least(m, ways, down) for m in waited))
         return next((t for t in _longer(first) if _is_even(waited, ways, down, t)), STRETCH * first)
 
@@ -159,17 +169,41 @@ def _longer(first: float) -> Iterator[float]:
     return (first * FINER**k for k in range(many + 1))
 
 
+def _time_for(together: int, members: Sequence[ClientProfile], ways: Sequence[_Way], down: float) -> float:
+    """Return the time in which members do so many steps together, or as many as they may."""
+    full = [m.seconds(MOST_STEPS * m.members, max(way.nbytes for way in ways), down) for m in members]
+    low, high = 0.0, max(full, default=0.0)
+    for _ in range(HALVINGS):
+        middle = (low + high) / 2
+        enough = sum(_best(m, ways, down, middle)[0] for m in members) >= together
+        low, high = (low, middle) if enough else (middle, high)
+    return high
+
+
+def _fewer(found: list[tuple[int, _Way]], over: int) -> list[tuple[int, _Way]]:
+    """Return so many steps less in all, one each in turn of those with more than one."""
+    while over > 0 and any(steps > 1 for steps, _ in found):
+        for i, (steps, way) in enumerate(found):
+            less = int(over > 0 and steps > 1)
+            found[i], over = (steps - less, way), over - less
+    return found
+
+
 def _least(member: ClientProfile, ways: Sequence[_Way], down: float) -> float:
-    """Return how long a member's shortest turn takes."""
-    return min(member.seconds(1, way.nbytes, down) for way in ways)
+    """Return how long a member's shortest turn takes: a step, of a branch one of each member behind it."""
+    return min(member.seconds(member.members, way.nbytes, down) for way in ways)
 
 
 def _best(member: ClientProfile, ways: Sequence[_Way], down: float, seconds: float) -> tuple[int, _Way]:
     """Return the steps and the code by which ``seconds`` of a member are worth most."""
     found = [((seconds - member.seconds(0, way.nbytes, down)) / member.step_seconds, way) for way in ways]
-    able = [(min(steps, MOST_STEPS), way) for steps, way in found if steps >= 1 - 1e-9]
+    able = [
+        (min(steps, MOST_STEPS * member.members), way)
+        for steps, way in found
+        if steps >= member.members - 1e-9
+    ]
     if not able:
-        return 1, min(ways, key=lambda way: way.nbytes)
+        return member.members, min(ways, key=lambda way: way.nbytes)
     steps, way = max(able, key=lambda each: (each[0] / each[1].cost, -each[1].nbytes))
     return max(1, int(steps + 1e-9)), way
 
@@ -179,7 +213,7 @@ def _is_even(members: Sequence[ClientProfile], ways: Sequence[_Way], down: float
     turns = []
     for m in members:
         steps, way = _best(m, ways, down, seconds)
-        if steps < MOST_STEPS:
+        if steps < MOST_STEPS * m.members:
             turns.append(m.seconds(steps, way.nbytes, down))
     return not turns or max(turns) <= EVEN * min(turns)
 

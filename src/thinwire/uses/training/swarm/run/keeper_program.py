@@ -16,7 +16,7 @@ from thinwire.rounds.aggregation_server import Server
 from thinwire.rounds.client_scheduler import MadeVersion
 from thinwire.rounds.download import DeltaDownload
 from thinwire.rounds.judging import Judge
-from thinwire.rounds.remote.remote_server import RemoteServer
+from thinwire.rounds.remote.remote_server import Above, RemoteServer
 from thinwire.runs.models.folder import remove_model
 from thinwire.runs.options import COUNTED
 from thinwire.runs.records.run_record import status_of
@@ -35,20 +35,17 @@ RESUMED = "It went on from round {}; members and times of before are not in this
 class Keeper:
     """One swarm: ``run`` goes on until the last round. ``taught``: what it learns, by default its texts."""
 
+    above: Above | None = None  # whoever says when rounds begin
+
     def __init__(
         self, config: SwarmConfig, told: Told, noted: Callable[[str], object], taught: Taught | None = None
     ) -> None:
         self.config, self._told, self._noted = config, told, noted
         self.taught = taught or of_texts(config)
-        rates = RoundRates(config.peak, config.warmup, config.rounds, config.lr_schedule)
         values = self.taught.parameters.numel
         sides = Sides.of(self.taught.parameters.matrices, values) or Sides(0, 0)
         self._policy = Together(config.local_steps, sides.total, sides.loose)
-        down = DeltaDownload(self._policy.download(values))
-        judge = self._judge()
-        self.server = Server(
-            self.taught.parameters, Synchronous(), self._policy, down, rates, self.taught.work, judge
-        )
+        self.server = self._server()
         self._out = Path(config.out)
         if config.resume:
             self._resume()
@@ -74,6 +71,12 @@ class Keeper:
                 self._save_model()
                 recorder.close(status, host, host.ended, host.kit_bytes)
             hub.close()
+
+    def _server(self) -> Server:
+        config, taught = self.config, self.taught
+        rates = RoundRates(config.peak, config.warmup, config.rounds, config.lr_schedule)
+        down = DeltaDownload(self._policy.download(taught.parameters.numel))
+        return Server(taught.parameters, Synchronous(), self._policy, down, rates, taught.work, self._judge())
 
     def terms(self) -> dict[str, Any]:
         """Return what members are told."""
@@ -107,7 +110,7 @@ class Keeper:
     def _host(self, hub: Hub, recorder: SwarmRecorder) -> RemoteServer:
         def made(version: MadeVersion) -> bool:
             going = recorder.made(version, host)
-            write_checkpoint(self._out / STATE, self.server.state_dict(), {})
+            self._keep()
             return going
 
         host = RemoteServer(
@@ -125,8 +128,13 @@ class Keeper:
             admits=self._admits,
             kit=self.taught.kit,
             asked_again=COUNTED,
+            above=self.above,
         )
         return host
+
+    def _keep(self) -> None:
+        """Write what a keeper that goes on later needs."""
+        write_checkpoint(self._out / STATE, self.server.state_dict(), {})
 
     def _paced(self, new: Collection[int]) -> float:
         """Return the longest that the round which begins now may last."""

@@ -6,16 +6,18 @@ import itertools
 import math
 import socket
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 import torch
 from torch import nn
 
+from thinwire.links.address import Address
 from thinwire.links.hub.spoke import Spoke
 from thinwire.links.security import read_token
 from thinwire.rounds.client import step_seconds
+from thinwire.rounds.client_profile import ClientPace
 from thinwire.rounds.parameters import Parameters
 from thinwire.rounds.remote.control_messages import MOST_NAME, positive, text, whole
 from thinwire.rounds.remote.remote_client import RemoteClient
@@ -37,6 +39,7 @@ from thinwire.uses.training.swarm.run.swarm_model import build_whole, kept_kit, 
 TURN = 20.0  # seconds without a sign after which another address is tried
 COPIES = 8  # of a model, that a member holds as it trains: two moments, and what a federated client holds
 MOST_KIT = 1 << 36  # bytes
+T = TypeVar("T")
 
 
 def join(
@@ -49,24 +52,46 @@ def join(
     if config.threads:
         torch.set_num_threads(config.threads)
     name = config.name or socket.gethostname()[:MOST_NAME]
-    places, alone = itertools.cycle(config.places), len(config.places) == 1
-    patience = config.patience if alone else min(TURN, config.patience)
     member: SwarmMember | None = None
-    seconds, heard = 0.0, time.monotonic()
+    pace = ClientPace(0.0)
+
+    def serve(remote: RemoteClient, given: dict[str, Any], peer: str) -> int:
+        nonlocal member, pace
+        terms = SwarmTerms.read(given)
+        if member is None:
+            member = make_member(config, terms, fetched(remote, terms), kind)
+            noted(f"{name} at {peer}: a model of {terms.values:,} trained values")
+            pace = ClientPace(step_seconds(member))
+            member.moments.forget()  # those of the steps that were timed
+        member.id = terms.client
+        return remote.serve(member, pace)
+
+    token = read_token(config.token_file)
+    return at_any(config.places, token, config.patience, noted, name, serve)
+
+
+def at_any(
+    places: Sequence[Address],
+    token: bytes | None,
+    patience: float,
+    noted: Callable[[str], object],
+    name: str,
+    serve: Callable[[RemoteClient, dict[str, Any], str], T],
+) -> T:
+    """Return what ``serve`` makes of a keeper and its terms, at whichever of ``places`` there is one.
+
+    Errors: ``LinkError`` after ``patience`` seconds without any.
+    """
+    turns, alone, heard = itertools.cycle(places), len(places) == 1, time.monotonic()
     while True:
-        spoke = Spoke.connect(*next(places), token=read_token(config.token_file))
+        spoke = Spoke.connect(*next(turns), token=token)
         try:
-            remote = RemoteClient(spoke, patience, noted, name)
-            terms = SwarmTerms.read(remote.terms())
-            if member is None:
-                member = make_member(config, terms, fetched(remote, terms), kind)
-                noted(f"{name} at {spoke.peer}: a model of {terms.values:,} trained values")
-                seconds = step_seconds(member)
-                member.moments.forget()  # those of the steps that were timed
-            member.id, heard = terms.client, time.monotonic()
-            return remote.serve(member, seconds)
+            remote = RemoteClient(spoke, patience if alone else min(TURN, patience), noted, name)
+            terms = remote.terms()
+            heard = time.monotonic()
+            return serve(remote, terms, spoke.peer)
         except LinkError as e:
-            if alone or time.monotonic() - heard > config.patience:
+            if alone or time.monotonic() - heard > patience:
                 raise
             noted(f"{e}; trying the next address")
         finally:

@@ -114,6 +114,16 @@ class SwarmConfig(Options):
         metavar="HOST:PORT",
         free=True,
     )
+    under: str = option(
+        "",
+        MEMBERS,
+        "Be a branch: members come here, and to the keeper at this address all of them are one.",
+        metavar="HOST:PORT[,HOST:PORT]",
+        free=True,
+    )
+    name: str = option(
+        "", MEMBERS, "What a branch is called (default: this machine's name).", metavar="NAME", free=True
+    )
     judge: bool = option(True, MEMBERS, "Check and score members' updates; those that harm do not count.")
 
     eval_every: int = option(
@@ -157,6 +167,17 @@ class SwarmConfig(Options):
             self.model != CNN, InputError, f"{CNN} is no language model; federate trains models of images"
         )
         check_host(self.place.host, read_token(self.token_file))
+        for place in self.above:
+            check_host(place.host, read_token(self.token_file))
+        one = not (self.under and (self.standby or self.resume))
+        wrong = "--under goes without --standby and --resume: what a branch knows is at the keeper above it"
+        require(one, InputError, wrong)
+        check_name(self.name)
+
+    @property
+    def above(self) -> list[Address]:
+        """Hosts and ports of the keeper above a branch, and of those who may take over; none for a keeper."""
+        return addresses(self.under) if self.under else []
 
     @property
     def place(self) -> Address:
@@ -211,12 +232,22 @@ class SwarmJoinConfig(Options):
         """Raise ``InputError`` for what cannot be."""
         for place in self.places:
             check_host(place.host, read_token(self.token_file))
-        wrong = f"--name {self.name[:80]!r} is longer than {MOST_NAME} characters; give a shorter one"
-        require(len(self.name) <= MOST_NAME, InputError, wrong)
-        wrong = f"--name {self.name!r} has characters that cannot be printed; give a plain one"
-        require(self.name.isprintable(), InputError, wrong)
+        check_name(self.name)
 
     @property
     def places(self) -> list[Address]:
         """Hosts and ports of the keeper, and of those who may take over."""
-        return [Address.parse(text, like=PORT, port=PORT) for text in self.address.split(",")]
+        return addresses(self.address)
+
+
+def addresses(text: str) -> list[Address]:
+    """Return the hosts and ports between commas. Errors: ``InputError``."""
+    return [Address.parse(each, like=PORT, port=PORT) for each in text.split(",")]
+
+
+def check_name(name: str) -> None:
+    """Raise ``InputError`` for a name that nobody can be called."""
+    wrong = f"--name {name[:80]!r} is longer than {MOST_NAME} characters; give a shorter one"
+    require(len(name) <= MOST_NAME, InputError, wrong)
+    wrong = f"--name {name!r} has characters that cannot be printed; give a plain one"
+    require(name.isprintable(), InputError, wrong)

@@ -17,6 +17,7 @@ from thinwire.runs.models.folder import finish_model, save_stage
 from thinwire.types import InputError, require
 from thinwire.uses.training.run.training_job import read_texts
 from thinwire.uses.training.swarm.kit import kit_digest
+from thinwire.uses.training.swarm.passed_share import PassedShare
 from thinwire.uses.training.swarm.run.options import SwarmConfig
 from thinwire.uses.training.swarm.run.swarm_model import Evaluator, build_whole, evaluating, make_kit
 from thinwire.uses.training.swarm.work_pool import OwnWork, WorkPool
@@ -50,7 +51,7 @@ class Taught:
 
     def assigned(self, client: int) -> Tensor | None:
         """Return the blocks that a client was given; None where it has data of its own."""
-        return self.work.assigned(client) if isinstance(self.work, WorkPool) else None
+        return self.work.assigned(client) if isinstance(self.work, (WorkPool, PassedShare)) else None
 
 
 def of_texts(config: SwarmConfig) -> Taught:
