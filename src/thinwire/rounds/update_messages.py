@@ -81,7 +81,7 @@ class Update:
         """Read what ``pack`` wrote; ``PayloadError`` for anything else."""
         cursor = _opened(data, 1, "an update")
         client, sequence, version, samples, steps, many = cursor.unpack(UPDATE)
-        gaps = tuple(cursor.unpack(GAP) for _ in range(many))
+        gaps = tuple((first, n) for first, n in (cursor.unpack(GAP) for _ in range(many)))
         update = cls(client, sequence, version, samples, steps, cursor.rest(), gaps)
         ends = [0, *(first + n for first, n in gaps)]
         ordered = all(n > 0 and first >= end for (first, n), end in zip(gaps, ends, strict=False))

@@ -108,8 +108,8 @@ def keeper(place: Path, out: Path, **options: Any) -> Running:
     return Running(lambda own: own.keep(Keeper, config)).listening()
 
 
-def branch(above: int, out: Path, name: str, members: int) -> Running:
-    given = {"under": f"127.0.0.1:{above}", "out": str(out), "name": name, "members": members}
+def branch(above: int, out: Path, name: str, members: int, judge: bool = True) -> Running:
+    given = {"judge": judge, "under": f"127.0.0.1:{above}", "out": str(out), "name": name, "members": members}
     config = SwarmConfig.from_dict({"listen": "127.0.0.1:0", "gather": 60.0, "patience": 20.0} | given)
     return Running(lambda own: own.keep(open_branch, config)).listening()
 
@@ -123,7 +123,7 @@ def member(port: int, name: str, kind: type[SwarmMember] = SwarmMember, after: i
 def test_a_branch_is_one_member_above_and_a_keeper_below(place: Path, tmp_path: Path) -> None:
     """A branch of a branch is there too: keeper <- site <- room, and a liar in the room."""
     top = keeper(place, tmp_path / "top", members=2, judge=False)
-    site = branch(top.port, tmp_path / "site", "site", members=2)
+    site = branch(top.port, tmp_path / "site", "site", members=2, judge=False)
     room = branch(site.port, tmp_path / "room", "room", members=4)
     kinds = {"anna": SwarmMember, "bert": SwarmMember, "carl": SwarmMember, "liar": Liar}
     members = [member(room.port, name, kind) for name, kind in kinds.items()]
