@@ -98,6 +98,7 @@ class Server:
         self._gone = 0  # asked in this round, and given up
         self._round: dict[int, int] = {}  # who was there as the round began, and with how many samples
         self._waiting: dict[int, list[Update]] = {}  # by client, in the order of their sequence numbers
+        self._rows: dict[tuple[int, int], Tensor] = {}  # of these, decoded, by client and sequence number
         self._starts: dict[int, Tensor] = {}  # what clients that train were given, for rules that mix
         self._assigned: tuple[int, dict[int, Assignment]] | None = None
 
@@ -243,7 +244,7 @@ class Server:
         member.traffic.up += len(data)
         member.traffic.raw_up += 4 * self.weights.numel()
         try:
-            update, kept = checked(data, client, member, self.weights)
+            update, row, kept = checked(data, client, member, self.weights)
             self._check_round(update)
             self._check_samples(update)
         except PayloadError as e:
@@ -255,6 +256,8 @@ class Server:
         member.traffic.updates += 1
         member.traffic.staleness += staleness
         self._waiting.setdefault(client, []).append(update)
+        if self.judge is not None:  # which wants all rows at once: none is decoded twice
+            self._rows[client, update.sequence] = row
         due = self._advance_if_due()
         return Accepted(client, update.sequence, staleness, kept, due, update.samples)
 
@@ -336,6 +339,7 @@ class Server:
     def _end(self) -> None:
         """End the round or period."""
         self._asked, self._gone, self._round = set(), 0, {}
+        self._rows.clear()
         if self.rule.mixes:
             self._forget_starts()
 
@@ -369,7 +373,9 @@ class Server:
 
     def _changes(self, updates: Iterable[Update]) -> Iterator[Tensor]:
         for u in updates:
-            change = unpack_row(u.packet, self.weights.numel(), u.client, self.weights.device)
+            change = self._rows.get((u.client, u.sequence))
+            if change is None:
+                change = unpack_row(u.packet, self.weights.numel(), u.client, self.weights.device)
             yield change + (self.weights - self._starts[u.version]) if self.rule.mixes else change
 
     def _member(self, client: int) -> ClientState:
@@ -489,8 +495,8 @@ class Accepted:
 
 def checked(
     data: bytes | memoryview, client: int, member: ClientState, weights: Tensor
-) -> tuple[Update, int]:
-    """Return the update in ``data``, which ``client`` sent, if it may be taken, and how many values it has.
+) -> tuple[Update, Tensor, int]:
+    """Return the update in ``data``, which ``client`` sent, if it may be taken; its row, and how many values.
 
     Errors: ``PayloadError`` saying why not, in one sentence.
     """
@@ -504,7 +510,7 @@ def checked(
         kept = check_values(row)
     except MissingExtra as e:
         raise PayloadError(f"it is coded in a way that this server cannot read: {e}") from e
-    return update, kept
+    return update, row, kept
 
 
 def check_place(update: Update, client: int, member: ClientState) -> None:

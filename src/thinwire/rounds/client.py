@@ -84,6 +84,11 @@ class Client:
         """Parameters of the model."""
         return self._parameters.numel
 
+    @property
+    def most_samples(self) -> int:
+        """How many samples an update may be of; to be told to the server before the first version."""
+        return self.data.samples
+
     def pace(self, seconds: float, steps: int) -> ClientPace:
         """Return how fast this client is, of which a turn of ``steps`` took ``seconds``."""
         return ClientPace(seconds / steps)

@@ -158,6 +158,11 @@ class Branch(Client):
         each = 1 / sum(1 / d.step_seconds for d in devices) if devices else 1.0
         return ClientPace(each, max(0.0, seconds - steps * each), max(1, sum(d.members for d in devices)))
 
+    @property
+    def most_samples(self) -> int:
+        """Return more than any round has; each is told how many it has."""
+        return MOST_SAMPLES
+
     # -- on the thread that listens to the server above ----------------------------------------------------
 
     def train(self, version: VersionMessage, start: Tensor | None = None) -> Update:
@@ -230,7 +235,7 @@ class Branch(Client):
 class _Behind:
     """The data of a branch: those of its clients."""
 
-    samples = MOST_SAMPLES
+    samples = 0
 
     def batches(self, steps: int, draw: Any) -> Any:
         return iter(())

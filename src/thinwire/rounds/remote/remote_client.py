@@ -234,7 +234,7 @@ class RemoteClient:
                 client=client.id,
                 name=self._name,
                 signature=list(client.signature),
-                samples=client.data.samples,
+                samples=client.most_samples,
                 **self._pace._asdict(),
                 down=self._probe.rate,
                 delay=max(1e-6, (self._spoke.clock.trip or 0.0) / 2),

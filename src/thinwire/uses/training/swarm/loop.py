@@ -145,6 +145,10 @@ class _LoopMember(Client):
         super().__init__(number, model, data, ClientResiduals(), parameters=parameters)
         self._loop = loop
 
+    @property
+    def most_samples(self) -> int:
+        return MOST_SAMPLES
+
     def change(self, version: VersionMessage, start: Tensor) -> Tensor:
         return self._loop.change(version, start)
 

@@ -22,7 +22,12 @@ class Lessons(Protocol):
 
     @property
     def samples(self) -> int:
-        """How many samples this round trains on; before the first one, the most that there may be."""
+        """How many samples this round trains on."""
+        ...
+
+    @property
+    def most(self) -> int:
+        """How many samples a round may train on."""
         ...
 
     def take(self, version: VersionMessage) -> None:
@@ -43,7 +48,11 @@ class SharedBlocks:
 
     @property
     def samples(self) -> int:
-        return len(self._blocks) or MOST_STEPS * self._batch
+        return len(self._blocks)
+
+    @property
+    def most(self) -> int:
+        return MOST_STEPS * self._batch
 
     def take(self, version: VersionMessage) -> None:
         share = read_share(version.work, self._vocabulary)
@@ -65,11 +74,15 @@ class PrivateBlocks:
     """Blocks of the member's own, which nobody else sees."""
 
     def __init__(self, blocks: Tensor, batch: int, seed: int) -> None:
-        self._own, self._batch, self._steps = OwnBlocks(blocks, batch, seed), batch, MOST_STEPS
+        self._own, self._batch, self._steps = OwnBlocks(blocks, batch, seed), batch, 0
 
     @property
     def samples(self) -> int:
         return self._steps * self._batch
+
+    @property
+    def most(self) -> int:
+        return MOST_STEPS * self._batch
 
     def take(self, version: VersionMessage) -> None:
         self._steps = version.steps
@@ -83,6 +96,11 @@ class SwarmMember(Client):
 
     data: Lessons
     moments: AdamWTurns  # what takes its local steps; set by who makes it
+
+    @property
+    def most_samples(self) -> int:
+        """How many samples an update may be of, whatever the last one was of."""
+        return self.data.most
 
     def train(self, version: VersionMessage, start: Tensor | None = None) -> Update:
         """Return the update that answers ``version``. Errors: those of ``Client.train``."""

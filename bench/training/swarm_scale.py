@@ -1,0 +1,543 @@
+"""How many members one keeper of a swarm bears, and what a tree does beyond it: ``make bench-swarm-scale``.
+
+Time is virtual, members' work is real: 4 to 64 members of unequal speed and links, who come and go, train a
+small GPT-2 by the code of the commands (server, judge, assignments, deadlines, samples, members). A keeper's
+CPU time is measured and taken off its clock. Bytes and CPU seconds count ``SCALE`` times, so that they are
+those of ``gpt2-lab``; cells ``update`` measure a keeper's CPU at that size and at a larger one as they are.
+``python -m bench.training.swarm_scale [WORD ...]``: the cells that have these words.
+"""
+
+from __future__ import annotations
+
+import heapq
+import math
+import random
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from statistics import mean
+from time import process_time
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from bench.study.cells import Kept, run_study
+from bench.study.tables import Draw, Rows, tabled
+from thinwire.choosing.difference_codes import Sides
+from thinwire.links.trace import ConstantRate
+from thinwire.rounds.aggregation import Synchronous
+from thinwire.rounds.aggregation_server import Accepted, Server
+from thinwire.rounds.client_profile import ClientProfile
+from thinwire.rounds.client_scheduler import ClientScheduler, MadeVersion
+from thinwire.rounds.download import DeltaDownload
+from thinwire.rounds.parameters import Parameters
+from thinwire.rounds.remote.branch import HURRY, Branch, BranchServer, RoundSum
+from thinwire.rounds.remote.remote_server import GRACE
+from thinwire.rounds.update_messages import Held, VersionMessage
+from thinwire.runs.machine.compute import ON_CPU
+from thinwire.runs.models.model_source import ModelSource
+from thinwire.runs.models.stage import ModelStage
+from thinwire.types import MeasurementError, PayloadError, require
+from thinwire.uses.federated.run.simulation import SharedLine
+from thinwire.uses.training.run.training_job import Lesson, read_texts
+from thinwire.uses.training.swarm.choosing.swarm_policy import Together, deadline
+from thinwire.uses.training.swarm.gauntlet import Gauntlet
+from thinwire.uses.training.swarm.local_adamw import LocalAdamW
+from thinwire.uses.training.swarm.member import SharedBlocks
+from thinwire.uses.training.swarm.passed_share import PassedShare
+from thinwire.uses.training.swarm.run.member_program import new_member
+from thinwire.uses.training.swarm.run.options import SwarmConfig
+from thinwire.uses.training.swarm.run.swarm_model import Evaluator, build_whole
+from thinwire.uses.training.swarm.schedule import RoundRates
+from thinwire.uses.training.swarm.work_pool import WorkPool
+
+KEPT = Kept("scale")
+MEMBERS, ROUNDS, SEED = (4, 8, 16, 32, 64), 4, 0
+LINES = (100, 1000)  # Mbit/s of a keeper or branch, each way, which all its transfers share
+BRANCHES = 8  # of a tree, each of so many members
+SMALL, LAB, LARGE = (1, 64, 2), (4, 256, 4), (4, 768, 12)  # layers, width, heads
+LAB_VALUES = 4_470_272
+BATCH, SEQ, STEPS, RATE = 2, 16, 2, 1e-3  # STEPS: of the median member
+STEP_SECONDS, LINKS = (0.4, 5.0), (20, 1000)  # from GPU to slow CPU, seconds; Mbit/s; both log-uniform
+STAYS, AWAY = 600.0, 60.0  # seconds that a member is there, and is gone, on average
+UPDATES = 8  # in a cell of ``update``
+MBIT = 125e3
+
+
+class Cell(NamedTuple):
+    kind: str  # one keeper, a tree of branches, or the CPU of updates
+    members: int = 0
+    line: int = 0
+    shape: str = ""
+
+
+def cells() -> Iterator[Cell]:
+    """Yield all cells, short ones first."""
+    yield from (Cell("update", UPDATES, 0, shape) for shape in ("lab", "large"))
+    yield from (Cell("keeper", n, line) for n in MEMBERS for line in LINES)
+    yield from (Cell("tree", max(MEMBERS), line) for line in LINES)
+
+
+@lru_cache(maxsize=1)
+def texts() -> Lesson:
+    """Return the text, and the tokenizer of ``gpt2-lab``."""
+    config = {"model": "gpt2-lab", "data": "shakespeare", "seq": SEQ, "batch": BATCH, "eval_samples": 64}
+    return read_texts(SwarmConfig.from_dict(config), trial=False)
+
+
+@dataclass
+class World:
+    """The virtual clock, and what is to happen."""
+
+    now: float = 0.0
+
+    def __post_init__(self) -> None:
+        self._agenda: list[tuple[float, int, Callable[[], object]]] = []
+        self._added = 0
+        self.going = True
+
+    def at(self, when: float, what: Callable[[], object]) -> None:
+        """Let something happen; of equal moments, what was added first."""
+        heapq.heappush(self._agenda, (max(when, self.now), self._added, what))
+        self._added += 1
+
+    def run(self) -> None:
+        """Go on until nothing is to happen, or somebody says so."""
+        while self.going and self._agenda:
+            self.now, _, what = heapq.heappop(self._agenda)
+            what()
+
+
+class Line:
+    """One direction of a host's link, which its transfers share."""
+
+    def __init__(self, world: World, rate: float) -> None:
+        self._world, self._line = world, SharedLine(ConstantRate(rate))
+
+    def send(self, nbytes: int, own: float, delay: float, then: Callable[[], object]) -> None:
+        """Send bytes over this line and another's own, bytes/s."""
+        world = self._world
+        self._line.add(world.now, nbytes, ConstantRate(own), lambda at: world.at(at + delay, then))
+        self._look()
+
+    def _look(self) -> None:
+        due = self._line.due
+        if due < math.inf:
+            self._world.at(due, lambda: self._through(due))
+
+    def _through(self, due: float) -> None:
+        if self._line.due == due:  # else it changed since
+            self._line.advance(due)
+            self._look()
+
+
+class Cpu:
+    """CPU seconds of a host: measured, and taken off its clock ``scale`` times."""
+
+    def __init__(self, world: World, scale: float) -> None:
+        self._world, self._scale = world, scale
+        self.spent, self.free, self._began = 0.0, 0.0, 0.0
+
+    @contextmanager
+    def used(self) -> Iterator[None]:
+        """Count what the block takes; the host is busy until then."""
+        self._began = process_time()
+        try:
+            yield
+        finally:
+            took, self._began = (process_time() - self._began) * self._scale, 0.0
+            self.spent += took
+            self.free = max(self.free, self._world.now) + took
+
+    def clock(self) -> float:
+        """Return the seconds of the host's own clock, for its judge."""
+        running = process_time() - self._began if self._began else 0.0
+        return self._world.now + self.spent + running * self._scale
+
+
+@dataclass(eq=False)
+class Peer:
+    """One member, or a branch, as its host sees it. ``answer`` trains, and says when the update is there."""
+
+    profile: ClientProfile
+    answer: Callable[[VersionMessage, Tensor, Callable[[bytes, int], object]], object]
+    there: bool = True
+    held: Held | None = None
+    sequence: int = 0
+    turn: int = 0  # the sequence number of what is under way; 0 for nothing
+
+
+class Host:
+    """A server on the virtual clock, with its link, its CPU and its peers; as on a port."""
+
+    def __init__(self, world: World, server: Server, policy: Together, line: float, cpu: Cpu) -> None:
+        self.world, self.server, self.policy, self.cpu = world, server, policy, cpu
+        self.down, self.up, self.peers = Line(world, line), Line(world, line), dict[int, Peer]()
+        self.deadlines, self.limit, self._round = list[float](), math.inf, 0
+        self.late, self.refused = 0, 0
+
+    def schedule(self, made: Callable[[MadeVersion], bool]) -> None:
+        """Let rounds begin, until ``made`` says so."""
+        self.conductor = ClientScheduler(
+            self.server, self._present, self._begin, made, lambda: self.world.now, SEED, asked_again=1 << 30
+        )
+        self.conductor.start(self.peers)
+
+    def _present(self) -> list[int]:
+        """Return who is there; a round begins, and ends at its deadline."""
+        here = [c for c, peer in self.peers.items() if peer.there]
+        self._round += 1
+        number, new = self._round, {c for c in here if self.peers[c].held is None}
+        found = self.server.assignments()
+        devices = [self.server.device(c) for c in found]
+        values = self.server.weights.numel()
+        longest = min(self.limit, deadline(devices, list(found.values()), values, self.policy, new))
+        self.deadlines.append(longest)
+        self.world.at(max(self.world.now, self.cpu.free) + longest, lambda: self._end(number))
+        return here
+
+    def _begin(self, client: int) -> None:
+        peer = self.peers[client]
+        with self.cpu.used():
+            version = self.server.issue(client, peer.held, peer.sequence)
+            version = replace(version, seconds=self.deadlines[-1])
+            nbytes = len(version.pack())
+        peer.turn, start, profile = version.sequence, self.server.given, peer.profile
+
+        def arrived() -> None:
+            if peer.there and peer.turn == version.sequence:
+                peer.held = version.held
+                peer.answer(version, start, lambda data, sequence: self._upload(client, data, sequence))
+
+        self.world.at(self.cpu.free, lambda: self.down.send(nbytes, profile.down, profile.delay, arrived))
+
+    def _upload(self, client: int, data: bytes, sequence: int) -> None:
+        peer = self.peers[client]
+        own, delay = peer.profile.up, peer.profile.delay
+        self.up.send(len(data), own, delay, lambda: self._queue(client, data, sequence))
+
+    def _queue(self, client: int, data: bytes, sequence: int) -> None:
+        """Look at an update once the CPU is free."""
+        if self.cpu.free > self.world.now:
+            self.world.at(self.cpu.free, lambda: self._queue(client, data, sequence))
+        elif self.peers[client].turn == sequence and self.peers[client].there:
+            self._receive(client, data, sequence)
+
+    def _receive(self, client: int, data: bytes, sequence: int) -> None:
+        peer = self.peers[client]
+        peer.turn, peer.sequence = 0, sequence
+        with self.cpu.used():
+            found = self.server.receive(client, data)
+        require(isinstance(found, Accepted), PayloadError, f"an honest update was refused: {found}")
+        self.conductor.came(client, found)
+        self._shorten()
+
+    def gone(self, client: int) -> None:
+        """Let a peer vanish."""
+        peer = self.peers[client]
+        peer.there = False
+        if not peer.turn:
+            self.server.leave(client)
+        self._shorten()
+
+    def back(self, client: int) -> None:
+        """Let a peer be there again."""
+        peer = self.peers[client]
+        peer.there = True
+        self.server.join(peer.profile)
+
+    def _shorten(self) -> None:
+        """Wait only a moment longer for those that are gone, once all others have answered."""
+        missing, number = self.server.missing, self._round
+        if missing and self.server.answers[0] and not any(self.peers[c].there for c in missing):
+            self.world.at(self.world.now + GRACE, lambda: self._end(number))
+
+    def _end(self, number: int) -> None:
+        """Give up those who have not answered in this round."""
+        for client in self.server.missing:
+            if number == self._round and client in self.server.missing:
+                self.late += self.peers[client].there
+                self.peers[client].turn = 0
+                with self.cpu.used():  # giving the last one up makes the version
+                    self.conductor.late(client, leaves=not self.peers[client].there)
+
+
+class Swarm:
+    """Members, a keeper, and branches between them, of one cell."""
+
+    def __init__(self, cell: Cell) -> None:
+        torch.manual_seed(SEED)
+        torch.set_num_threads(1)
+        self.cell, self.world, self.draw = cell, World(), random.Random(SEED)
+        self.lesson = texts()
+        self.model = built(SMALL)
+        self.parameters = Parameters(self.model)
+        self.scale = LAB_VALUES / self.parameters.numel
+        self.evaluator = Evaluator(self.model, self.parameters, ON_CPU)
+        self.line = cell.line * MBIT / self.scale
+        sides = Sides.of(self.parameters.matrices, self.parameters.numel) or Sides(0, 0)
+        self.policy = Together(STEPS, sides.total, sides.loose)
+        self.pool = WorkPool(self.lesson.train, BATCH, SEED)
+        self.cpu = Cpu(self.world, self.scale)
+        down = DeltaDownload(self.policy.download(self.parameters.numel))
+        rates, judge = RoundRates(RATE), self.judge(self.pool.assigned, self.lesson.heldout[64:128], self.cpu)
+        server = Server(self.parameters, Synchronous(), self.policy, down, rates, self.pool, judge)
+        self.top = Host(self.world, server, self.policy, self.line, self.cpu)
+        self.branches: list[Host] = []
+        self.made: list[MadeVersion] = []
+        self.spent: list[float] = []
+
+    def judge(self, assigned: Callable[[int], Tensor | None], heldout: Tensor, cpu: Cpu) -> Gauntlet:
+        """Return a judge whose time is the host's."""
+        return Gauntlet(self.evaluator.losses, assigned, heldout, SEED, clock=cpu.clock)
+
+    def run(self) -> dict[str, Any]:
+        """Run the rounds; return what they came to."""
+        tree = self.cell.kind == "tree"
+        hosts = [self.branch(i) for i in range(BRANCHES)] if tree else [self.top]
+        for i in range(self.cell.members):
+            self.add(hosts[i % len(hosts)], i)
+        for number, host in enumerate(self.branches):
+            self.hang(host, number)
+        first = self.evaluator.mean(self.top.server.weights, self.lesson.heldout[:64])
+        self.top.schedule(self.note)
+        self.world.run()
+        require(len(self.made) == ROUNDS, MeasurementError, f"{len(self.made)} rounds were made")
+        return self.figures(first)
+
+    def note(self, made: MadeVersion) -> bool:
+        """Keep what a round came to; say whether to go on."""
+        self.made.append(made)
+        self.spent.append(self.cpu.spent)
+        self.world.going = len(self.made) < ROUNDS
+        return self.world.going
+
+    def profile(self, number: int, seed: int) -> ClientProfile:
+        """Return a member's speed and link, drawn from a fixed seed."""
+        draw = random.Random(seed)
+
+        def between(low: float, high: float) -> float:
+            return math.exp(draw.uniform(math.log(low), math.log(high)))
+
+        step, up, down = between(*STEP_SECONDS), between(*LINKS), between(*LINKS)
+        rates = (rate * MBIT / self.scale for rate in (up, max(up, down)))
+        return ClientProfile(number, step, 1 << 20, *rates, delay=0.02, name=f"member {seed}")
+
+    def add(self, host: Host, seed: int) -> None:
+        """Let a member join a host, and come and go."""
+        number, world = len(host.peers), self.world
+        blocks = SharedBlocks(BATCH, SEQ, vocabulary())
+        member = new_member(number, self.model, blocks, LocalAdamW(), self.parameters, ON_CPU, SEED)
+        profile = self.profile(number, seed)
+
+        def answer(version: VersionMessage, start: Tensor, put: Callable[[bytes, int], object]) -> None:
+            update = member.train(version, start)
+            seconds = version.steps * profile.step_seconds
+            world.at(world.now + seconds, lambda: put(update.pack(), update.sequence))
+
+        peer = host.peers[number] = Peer(profile, answer, held=self.top.server.newest)
+        host.server.join(profile)
+
+        def leaves() -> None:
+            host.gone(number)
+            world.at(world.now + self.draw.expovariate(1 / AWAY), comes)
+
+        def comes() -> None:
+            if peer.turn:  # nobody has noticed yet
+                world.at(world.now + GRACE, comes)
+                return
+            member.moments.forget()
+            host.back(number)
+            world.at(world.now + self.draw.expovariate(1 / STAYS), leaves)
+
+        world.at(self.draw.expovariate(1 / STAYS), leaves)
+
+    def branch(self, number: int) -> Host:
+        """Return a branch that nobody is at yet."""
+        cpu, share = Cpu(self.world, self.scale), PassedShare(BATCH, vocabulary())
+
+        def divided(steps: int) -> Together:
+            return replace(self.policy, together=steps)
+
+        server = BranchServer(self.parameters, divided, share)
+        host = Host(self.world, server, self.policy, self.line, cpu)
+        self.branches.append(host)
+        return host
+
+    def hang(self, host: Host, number: int) -> None:
+        """Let a branch, with its members, be one member of the keeper."""
+        server, world = host.server, self.world
+        require(isinstance(server, BranchServer), TypeError, "a branch has a server of its own kind")
+        above = Branch(self.model, server, self.parameters)  # type: ignore[arg-type]
+        above.id = number
+        draw = {"step_seconds": above.pace().step_seconds, "samples": 1 << 20, "name": f"branch {number}"}
+        profile = ClientProfile(number, up=self.line, down=self.line, delay=0.02, **draw)  # type: ignore[arg-type]
+        peer = self.top.peers[number] = Peer(replace(profile, **above.pace()._asdict()), lambda *_: None)
+        peer.held = None
+        self.top.server.join(peer.profile)
+
+        def answer(version: VersionMessage, start: Tensor, put: Callable[[bytes, int], object]) -> None:
+            began = world.now
+
+            def summed(found: RoundSum) -> None:
+                if not found.samples:
+                    return  # the keeper gives it up at its deadline
+                update = above.answer(version, found.change)
+                steps = max(1, found.samples // BATCH)
+                update = replace(update, samples=found.samples, steps=steps, left=found.left)
+                peer.profile = replace(peer.profile, **above.pace(world.now - began, steps)._asdict())
+
+                def up() -> None:
+                    self.top.server.join(peer.profile)
+                    put(update.pack(), update.sequence)
+
+                world.at(host.cpu.free, up)
+
+            with host.cpu.used():
+                server.follow(version)  # type: ignore[attr-defined]
+                if server.judge is None:
+                    share = server.share  # type: ignore[attr-defined]
+                    server.judge = self.judge(share.assigned, share.heldout, host.cpu)
+            server.summed = summed  # type: ignore[attr-defined]
+            host.limit = HURRY * version.seconds
+            if any(p.there for p in host.peers.values()):
+                host.schedule(lambda made: False)
+
+        peer.answer = answer
+
+    def figures(self, first: float) -> dict[str, Any]:
+        """Return the figures of all rounds but the first, bytes and CPU seconds as of ``gpt2-lab``."""
+        server, rounds = self.top.server, ROUNDS - 1
+        seconds = self.made[-1].at - self.made[0].at
+        traffic = [server.traffic(c) for c in server.known]
+        below = [h.server for h in self.branches] or [server]
+        judges = [s.judge for s in [server, *(below if self.branches else [])]]
+        samples = self.conductor_samples()
+        return {
+            "values": self.parameters.numel,
+            "round_s": seconds / rounds,
+            "deadline_s": mean(self.top.deadlines),
+            "samples": samples,
+            "samples_s": samples / self.made[-1].at,
+            "up": sum(t.up for t in traffic) * self.scale / ROUNDS,
+            "down": sum(t.down for t in traffic) * self.scale / ROUNDS,
+            "cpu_s": (self.spent[-1] - self.spent[0]) / rounds,
+            "branch_cpu_s": mean(h.cpu.spent for h in self.branches) / ROUNDS if self.branches else None,
+            "updates": mean(m.updates for m in self.made),
+            "late": self.top.late + sum(h.late for h in self.branches),
+            "again": self.pool.counts.again,
+            "named": sum(len(j.named) for j in judges if isinstance(j, Gauntlet)),
+            "loss": [first, self.evaluator.mean(server.weights, self.lesson.heldout[:64])],
+        }
+
+    def conductor_samples(self) -> int:
+        """Return the samples of all updates that were taken."""
+        return self.top.conductor.tally.samples.total()
+
+
+def built(shape: tuple[int, int, int]) -> ModelStage:
+    """Return a GPT-2 of so many layers, width and heads, of random weights."""
+    known = texts().source.config
+    own = dict(zip(("n_layer", "n_embd", "n_head"), shape, strict=True))
+    source = ModelSource("gpt2-lab", "gpt2", type(known)(**known.to_dict() | own), None, None)
+    return build_whole(source, 0, SEED, ON_CPU)
+
+
+def vocabulary() -> int:
+    """Return how many tokens the text's tokenizer knows."""
+    return int(texts().source.config.vocab_size)
+
+
+def of_updates(cell: Cell) -> dict[str, Any]:
+    """Return a keeper's CPU seconds for each update of a round, and for a version, at a model's size."""
+    torch.set_num_threads(1)
+    model = built(LAB if cell.shape == "lab" else LARGE)
+    parameters = Parameters(model)
+    values = parameters.numel
+    sides = Sides.of(parameters.matrices, values) or Sides(0, 0)
+    policy, pool = Together(1, sides.total, sides.loose), WorkPool(texts().train, BATCH, SEED)
+    server = Server(
+        parameters, Synchronous(), policy, DeltaDownload(policy.download(values)), RoundRates(RATE), pool
+    )
+    evaluator = Evaluator(model, parameters, ON_CPU)
+    server.judge = Gauntlet(evaluator.losses, pool.assigned, texts().heldout, SEED, clock=lambda: 0.0)
+    member = new_member(
+        0, model, SharedBlocks(BATCH, SEQ, vocabulary()), LocalAdamW(), parameters, ON_CPU, SEED
+    )
+    for client in range(cell.members):  # slow, so that a step is all that they take
+        server.join(ClientProfile(client, 100.0, 1 << 20, 1e9, 1e9))
+    held: Held | None = None
+    found: dict[str, list[float]] = {"issue": [], "receive": [], "close": []}
+    sizes = list[int]()
+    for number in range(2):  # the first one warms up
+        server.begin(range(cell.members))
+        for client in range(cell.members):
+            began = process_time()
+            version = server.issue(client, held, number)
+            found["issue"].append(process_time() - began)
+            member.id, member.sequence = client, number
+            data = member.train(version, server.given).pack()
+            member.residuals.settle(client, version.sequence)
+            sizes.append(len(data))
+            began = process_time()
+            taken = server.receive(client, data)
+            took = process_time() - began
+            require(isinstance(taken, Accepted), PayloadError, f"an update was refused: {taken}")
+            found["close" if client == cell.members - 1 else "receive"].append(took)
+        held = server.newest
+    half = {name: each[len(each) // 2 :] for name, each in found.items()}
+    receive, close = mean(half["receive"]), half["close"][-1] - mean(half["receive"])
+    return {"values": values, "issue": mean(half["issue"]), "receive": receive, "close": close,
+            "bytes": mean(sizes[len(sizes) // 2 :])}  # fmt: skip
+
+
+def measure(cell: Cell) -> dict[str, Any]:
+    """Run one cell."""
+    return of_updates(cell) if cell.kind == "update" else Swarm(cell).run()
+
+
+def bounds(line: int) -> dict[str, Any] | None:
+    """Return at how many members one keeper's link, or its CPU, takes as long as a round: derived."""
+    few, many = (KEPT.get(Cell("keeper", n, line)) for n in (8, 64))
+    if not (few and many):
+        return None
+    most = max(few["up"], few["down"]) / few["updates"]
+    each = (many["cpu_s"] - few["cpu_s"]) / (many["updates"] - few["updates"])
+    return {
+        "line": line,
+        "link": line * MBIT * few["round_s"] / most,
+        "cpu": (few["round_s"] - few["cpu_s"]) / each + few["updates"],
+        "cpu_each": each,
+    }
+
+
+def summary() -> dict[str, Any]:
+    """Return a row a cell, and where one keeper ends."""
+    rows = [cell._asdict() | (KEPT.get(cell) or {}) for cell in cells()]
+    return {"rows": rows, "bounds": [found for line in LINES if (found := bounds(line))]}
+
+
+@tabled("members, simulated", "keeper's link", "a round", "samples/s", "keeper receives, sends a round",
+        "its CPU, of the round")  # fmt: skip
+def scale(found: dict[str, Any]) -> Rows:
+    """How throughput, bytes and CPU grow with members."""
+    for r in found["rows"]:
+        if "round_s" in r and (r["kind"] == "tree" or r["members"] in (4, 16, 64)):
+            tree = f" in {BRANCHES} branches" if r["kind"] == "tree" else ""
+            yield [
+                f"{r['members']}{tree}",
+                f"{r['line']:,} Mbit/s",
+                f"{r['round_s']:.1f} s",
+                f"{r['samples_s']:.0f}",
+                f"{r['up'] / 1e6:.1f}, {r['down'] / 1e6:.1f} MB",
+                f"{r['cpu_s']:.1f} s, {r['cpu_s'] / r['round_s']:.0%}",
+            ]
+
+
+TABLES: dict[str, Draw] = {"scale": scale}
+
+if __name__ == "__main__":
+    run_study("scale", sys.argv[1:], cells, measure, summary)
