@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 export HF_HUB_DISABLE_TELEMETRY := 1
 unexport PYTHONDONTWRITEBYTECODE # the tests start many programs, each of which would compile all it imports
 
-.PHONY: help demo test test-long test-flower check bench bench-stores bench-quality bench-links bench-throughput bench-plan bench-overlap bench-deltas bench-pushed bench-unbiased bench-emulator bench-state bench-student bench-finetuning bench-replicas bench-rates bench-fewest bench-coder bench-safe-rates bench-replica-times bench-diffusion bench-federated bench-supernet bench-models bench-model-versions bench-scenes bench-experts bench-garment-distance train-flux-fashion train-flux-fashion-moe train-classifier pages docs setup setup-flower clean
+.PHONY: help demo test test-long test-flower check bench bench-stores bench-quality bench-links bench-throughput bench-plan bench-overlap bench-deltas bench-pushed bench-unbiased bench-emulator bench-state bench-student bench-finetuning bench-replicas bench-rates bench-fewest bench-coder bench-swarm-scale bench-safe-rates bench-replica-times bench-diffusion bench-federated bench-supernet bench-models bench-model-versions bench-scenes bench-experts bench-garment-distance train-flux-fashion train-flux-fashion-moe train-classifier pages docs setup setup-flower clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -90,6 +90,9 @@ bench-fewest: setup  ## Loss against bytes of long runs of replicas (three quart
 
 bench-coder: setup  ## What an exchange of replicas costs beside training, GPT-2 124M (a quarter of an hour; goes on where it stopped)
 	$(BIN)/python -m bench.training.coder
+
+bench-swarm-scale: setup  ## How many members one keeper of a swarm bears, and a tree, on a virtual clock (ten minutes; goes on where it stopped; needs THINWIRE_DATA)
+	$(BIN)/python -m bench.training.swarm_scale
 
 bench-safe-rates: setup  ## The learning rates that delayed gradients bear (half an hour; goes on where it stopped; needs THINWIRE_DATA)
 	$(BIN)/python -m bench.training.rates delays

@@ -144,6 +144,9 @@ class Cpu:
     @contextmanager
     def used(self) -> Iterator[None]:
         """Count what the block takes; the host is busy until then."""
+        if self._began:  # inside of another block
+            yield
+            return
         self._began = process_time()
         try:
             yield
@@ -179,8 +182,9 @@ class Host:
         self.deadlines, self.limit, self._round = list[float](), math.inf, 0
         self.late, self.refused = 0, 0
 
-    def schedule(self, made: Callable[[MadeVersion], bool]) -> None:
-        """Let rounds begin, until ``made`` says so."""
+    def schedule(self, made: Callable[[MadeVersion], bool], once: bool = False) -> None:
+        """Let rounds begin, until ``made`` says so; ``once``: no round that nobody answered is repeated."""
+        self._left = 1 if once else 1 << 60
         self.conductor = ClientScheduler(
             self.server, self._present, self._begin, made, lambda: self.world.now, SEED, asked_again=1 << 30
         )
@@ -188,6 +192,10 @@ class Host:
 
     def _present(self) -> list[int]:
         """Return who is there; a round begins, and ends at its deadline."""
+        if not self._left:
+            self.conductor.going = False
+            return []
+        self._left -= 1
         here = [c for c, peer in self.peers.items() if peer.there]
         self._round += 1
         number, new = self._round, {c for c in here if self.peers[c].held is None}
@@ -376,7 +384,8 @@ class Swarm:
         draw = {"step_seconds": above.pace().step_seconds, "samples": 1 << 20, "name": f"branch {number}"}
         profile = ClientProfile(number, up=self.line, down=self.line, delay=0.02, **draw)  # type: ignore[arg-type]
         peer = self.top.peers[number] = Peer(replace(profile, **above.pace()._asdict()), lambda *_: None)
-        peer.held = None
+        server.passed.follow(self.top.server.lead(None, b""))  # as all hold the first version
+        peer.held = self.top.server.newest
         self.top.server.join(peer.profile)
 
         def answer(version: VersionMessage, start: Tensor, put: Callable[[bytes, int], object]) -> None:
@@ -391,10 +400,13 @@ class Swarm:
                 peer.profile = replace(peer.profile, **above.pace(world.now - began, steps)._asdict())
 
                 def up() -> None:
+                    if host.cpu.free > world.now:  # it still sums
+                        world.at(host.cpu.free, up)
+                        return
                     self.top.server.join(peer.profile)
                     put(update.pack(), update.sequence)
 
-                world.at(host.cpu.free, up)
+                world.at(world.now, up)
 
             with host.cpu.used():
                 server.follow(version)  # type: ignore[attr-defined]
@@ -404,7 +416,7 @@ class Swarm:
             server.summed = summed  # type: ignore[attr-defined]
             host.limit = HURRY * version.seconds
             if any(p.there for p in host.peers.values()):
-                host.schedule(lambda made: False)
+                host.schedule(lambda made: False, once=True)
 
         peer.answer = answer
 
