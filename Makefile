@@ -92,7 +92,7 @@ bench-coder: setup  ## What an exchange of replicas costs beside training, GPT-2
 	$(BIN)/python -m bench.training.coder
 
 bench-swarm-scale: setup  ## How many members one keeper of a swarm bears, and a tree, on a virtual clock (ten minutes; goes on where it stopped; needs THINWIRE_DATA)
-	$(BIN)/python -m bench.training.swarm_scale
+	$(BIN)/python -m bench.swarms.scale
 
 bench-safe-rates: setup  ## The learning rates that delayed gradients bear (half an hour; goes on where it stopped; needs THINWIRE_DATA)
 	$(BIN)/python -m bench.training.rates delays

@@ -22,7 +22,8 @@ MARK = re.compile(r"<!-- table:([a-z-]+) -->\n.*?<!-- end -->", re.DOTALL)
 # Who draws tables: each has TABLES, by name; what stands before the first dash names the result.
 MODULES = (
     "ground.codecs", "ground.deltas", "ground.emulator", "ground.throughput",
-    "training.tables", "training.quality", "training.student", "training.unbiased", "training.finetuning", "training.swarm_scale",
+    "training.tables", "training.quality", "training.student", "training.unbiased", "training.finetuning",
+    "swarms.scale",
     "following.tables", "pictures.tables", "federated.methods", "scenes.tables",
     "models.packed", "models.versions", "models.supernet", "gpu.tables", "study.record",
 )  # fmt: skip

@@ -4,7 +4,7 @@ Time is virtual, members' work is real: 4 to 64 members of unequal speed and lin
 small GPT-2 by the code of the commands (server, judge, assignments, deadlines, samples, members). A keeper's
 CPU time is measured and taken off its clock. Bytes and CPU seconds count ``SCALE`` times, so that they are
 those of ``gpt2-lab``; cells ``update`` measure a keeper's CPU at that size and at a larger one as they are.
-``python -m bench.training.swarm_scale [WORD ...]``: the cells that have these words.
+``python -m bench.swarms.scale [WORD ...]``: the cells that have these words.
 """
 
 from __future__ import annotations
@@ -70,13 +70,13 @@ MBIT = 125e3
 class Cell(NamedTuple):
     kind: str  # one keeper, a tree of branches, or the CPU of updates
     members: int = 0
-    line: int = 0
+    line: int | None = None  # of the keeper, Mbit/s
     shape: str = ""
 
 
 def cells() -> Iterator[Cell]:
     """Yield all cells, short ones first."""
-    yield from (Cell("update", UPDATES, 0, shape) for shape in ("lab", "large"))
+    yield from (Cell("update", UPDATES, None, shape) for shape in ("lab", "large"))
     yield from (Cell("keeper", n, line) for n in MEMBERS for line in LINES)
     yield from (Cell("tree", max(MEMBERS), line) for line in LINES)
 
@@ -285,7 +285,7 @@ class Swarm:
         self.parameters = Parameters(self.model)
         self.scale = LAB_VALUES / self.parameters.numel
         self.evaluator = Evaluator(self.model, self.parameters, ON_CPU)
-        self.line = cell.line * MBIT / self.scale
+        self.line = (cell.line or 0) * MBIT / self.scale
         sides = Sides.of(self.parameters.matrices, self.parameters.numel) or Sides(0, 0)
         self.policy = Together(STEPS, sides.total, sides.loose)
         self.pool = WorkPool(self.lesson.train, BATCH, SEED)
