@@ -422,10 +422,14 @@ class Server:
         state = {"weights": here(row), "words": byte_tensor(said)}
         return state | {f"download.{name}": x for name, x in sender.items()}
 
-    def lead(self, held: Held | None, work: bytes) -> VersionMessage:
+    def behind(self, held: Held | None) -> int | None:
+        """Return how many messages lead on from ``held``; None where only the whole version does."""
+        return self._sender.behind(held)
+
+    def lead(self, held: Held | None, work: bytes = b"") -> VersionMessage:
         """Return what leads somebody who holds ``held`` to the newest version, and no local steps with it.
 
-        For machines that stand ready; ``work`` goes with it.
+        For machines that stand ready, with which ``work`` goes, and for clients before they take part.
         """
         form, packets = self._sender.lead(held)
         made = self.signature.digest if self.signature else 0

@@ -118,6 +118,10 @@ class Client:
         self.residuals.prefetch(self.id)
         return self.answer(version, self.change(version, values))
 
+    def follow(self, version: VersionMessage) -> None:
+        """Hold ``version`` without training on it. Errors: ``PayloadError`` or ``DesyncError``."""
+        self._copy.take(version)
+
     def answer(self, version: VersionMessage, change: Tensor) -> Update:
         """Return the update for what the local steps of ``version`` changed, [1, N]."""
         self._check_new(version)

@@ -49,6 +49,10 @@ class VersionSender(Protocol):
         """Return what leads a client that holds ``held`` to the newest version, in the fewest bytes."""
         ...
 
+    def behind(self, held: Held | None) -> int | None:
+        """Return how many messages lead on from ``held``; None where only the whole does."""
+        ...
+
     def state_dict(self) -> dict[str, Tensor]:
         """Return what is kept, as plain tensors."""
         ...
@@ -132,6 +136,9 @@ class FullSender:
     def lead(self, held: Held | None) -> Lead:
         return VersionForm.FULL, (self._code()[0],)
 
+    def behind(self, held: Held | None) -> int | None:
+        return 0  # each version goes whole: none is worth holding
+
     def _code(self) -> tuple[bytes, Tensor, int]:
         if self._coded is None:
             packet, given = self._sender.encode(self._weights, [SHARED])
@@ -204,8 +211,8 @@ class SentVersions:
         return len(self._log)
 
     def lead(self, held: Held | None) -> Lead:
-        behind = -1 if held is None else self._number - held.number
-        if held is None or not 0 <= behind < len(self._checks) or self._checks[-1 - behind] != held.check:
+        behind = self.behind(held)
+        if held is None or behind is None:
             return VersionForm.WHOLE, (self._patch(-1),)
         missed = tuple(islice(self._log, len(self._log) - behind, None))
         if behind < 2:  # a message alone is less than the words that it moved
@@ -214,6 +221,11 @@ class SentVersions:
         if self._history.knows(held.number + 1):
             ways.append((VersionForm.PATCH, (self._patch(held.number),)))
         return min(ways, key=lambda way: sum(map(len, way[1])))
+
+    def behind(self, held: Held | None) -> int | None:
+        if held is None or not 0 <= (behind := self._number - held.number) < len(self._checks):
+            return None
+        return behind if self._checks[-1 - behind] == held.check else None
 
     def _patch(self, base: int) -> bytes:
         if base not in self._patches:

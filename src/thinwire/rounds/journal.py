@@ -80,6 +80,9 @@ def replay(journal: Iterable[JournalEntry], server: Server, clients: Mapping[int
             server.begin(values)
         elif act == "issue":
             held, after = values
+            last, trained = given.get(client), clients[client]
+            if held and last is not None and last.held == Held(*held) != trained.held:
+                trained.follow(last)  # it came, and its update did not
             given[client] = server.issue(client, Held(*held) if held else None, after)
         elif act == "receive":
             found = server.receive(client, clients[client].train(given.pop(client)).pack())

@@ -108,14 +108,18 @@ class BranchServer(Server):
         """What follows the server above."""
         return self._sender  # type: ignore[return-value]  # as its download opened it
 
+    def hold(self, version: VersionMessage) -> None:
+        """Take a version from above, with which no round comes. Errors: as below."""
+        self.passed.follow(version)
+        self.weights, self.version, self._waiting = self._sender.given, version.number, {}
+
     def follow(self, version: VersionMessage) -> None:
         """Take a version from above, and the steps and samples that came with it; no round is open.
 
         Errors: ``PayloadError`` or ``DesyncError``; then the next version comes whole.
         """
-        self.passed.follow(version)
+        self.hold(version)
         self.share.take(version)
-        self.weights, self.version, self._waiting = self._sender.given, version.number, {}
         self._steps, self._assigned = self.share.steps, None
         self.rates, self.policy = Decay(version.rate), self._divided(self._steps)
         self._end()
@@ -146,6 +150,7 @@ class Branch(Client):
         server.summed = self._answer
         self._lock = threading.Lock()
         self._coming: VersionMessage | None = None  # not begun yet
+        self._ahead: VersionMessage | None = None  # not held yet
         self._current: VersionMessage | None = None  # the round's
         self._began = 0.0  # the round, monotonic
         self._ended: BaseException | None = None
@@ -164,6 +169,11 @@ class Branch(Client):
         return MOST_SAMPLES
 
     # -- on the thread that listens to the server above ----------------------------------------------------
+
+    def follow(self, version: VersionMessage) -> None:
+        """Have a version held before the first round, or the next one."""
+        with self._lock:
+            self._ahead = version
 
     def train(self, version: VersionMessage, start: Tensor | None = None) -> Update:
         """Return what a round of the clients came to. Errors: ``PauseError`` where it came to nothing."""
@@ -210,11 +220,13 @@ class Branch(Client):
         self.begun.set()
         self._answer(None)  # to a round that nobody answered
         with self._lock:
-            version, self._coming = self._coming, None
-        if version is None:
-            return False
+            (ahead, version), self._ahead, self._coming = (self._ahead, self._coming), None, None
         self._current, self._began = version, time.monotonic()
         try:
+            if ahead is not None:
+                self.server.hold(ahead)
+            if version is None:
+                return False
             self.server.follow(version)
         except ThinwireError as e:
             self._answer(e)

@@ -191,6 +191,9 @@ class ClientSession:
     version: VersionMessage | None = None  # under way: given, and not answered yet
     down: Sending | None = None
     up: Receiving | None = None
+    coming: Held | None = None  # what it fetches before it takes part,
+    ahead: Sending | None = None  # and how
+    fetched: bool = False  # it has that, and was not asked since
 
     @property
     def sequence(self) -> int:
@@ -226,14 +229,10 @@ class ClientHello:
         stands = (whole(values, name) for name in ("after", "trained", "partial", "have"))
         return cls(client, device, held_in(values), *stands)
 
-
-@dataclass
-class ShadowSession:
-    """A machine that stands ready: what it holds, and what is under way to it."""
-
-    held: Held | None
-    down: Sending | None = None
-    coming: Held | None = None
+    def goes_on(self, session: ClientSession) -> bool:
+        """Say whether the client has the version that is under way to it, or a part of it."""
+        begun = session.down is not None and self.partial == session.sequence
+        return session.sequence > 0 and (begun or self.trained == session.sequence)
 
 
 def held_in(values: dict[str, Any]) -> Held | None:

@@ -19,6 +19,7 @@ from thinwire.heads import U64, Head, Rest
 from thinwire.types import MAX_KEY, WRONG_VALUES, PayloadError, require
 
 PROTOCOL = 4
+STATE = 1 << 61  # plus a version's number: a message that brings it to a client before it takes part
 MOST = 4000  # bytes of a piece, or of a word: what a hub reads at a time, less its head
 MOST_TEXT = 400  # characters of a sentence that somebody else wrote
 MOST_NAME = 60  # characters of a name
@@ -146,6 +147,11 @@ class Sending:
         self._next = self._there = 0
 
     @property
+    def nbytes(self) -> int:
+        """Bytes of the message."""
+        return len(self._data)
+
+    @property
     def done(self) -> bool:
         """Whether the receiver has all of it."""
         return self._there == len(self._data)
@@ -159,9 +165,10 @@ class Sending:
                 return
             self._next += len(part)
 
-    def heard(self, have: int) -> None:
-        """Note that the receiver has so many bytes."""
-        self._there = max(self._there, min(have, self._next))
+    def heard(self, have: int) -> int:
+        """Note that the receiver has so many bytes; return how many of them are news."""
+        before, self._there = self._there, max(self._there, min(have, self._next))
+        return self._there - before
 
     def restart(self, have: int) -> None:
         """Go on from what the receiver has, over a new connection."""

@@ -16,6 +16,7 @@ from thinwire.rounds.remote.control_messages import (
     MOST,
     MOST_TEXT,
     PROTOCOL,
+    STATE,
     TICK,
     MessagePiece,
     Receiving,
@@ -190,8 +191,28 @@ class RemoteClient:
         whole_now = self._down.take(piece, at)
         self._down.acknowledge(at, self._spoke.send)
         if whole_now:
-            data, self._trained, self._down = self._down.data, piece.number, None
-            self._answer(self._client, data)
+            data, self._down = self._down.data, None
+            if piece.number >= STATE:
+                self._follow(self._client, data)
+            else:
+                self._trained = piece.number
+                self._answer(self._client, data)
+
+    def _follow(self, client: Client, data: bytes) -> None:
+        """Hold a version that came before this client takes part."""
+        try:
+            client.follow(VersionMessage.unpack(data))
+            self._again = 0
+        except (PayloadError, DesyncError) as e:
+            self._ask_again(e)
+
+    def _ask_again(self, e: Exception) -> None:
+        """Say that what came could not be followed: nothing is held now, and the next one comes whole."""
+        self._again += 1
+        require(self._again < TRIES, PayloadError, f"{TRIES} versions in a row could not be read: {e}")
+        self._noted(f"a version could not be followed: {e}")
+        self._trained = 0
+        self._say_hello()
 
     def _answer(self, client: Client, data: bytes) -> None:
         """Train a version, and begin to send the update."""
@@ -200,11 +221,7 @@ class RemoteClient:
             began = time.monotonic()
             update = client.train(version)
         except (PayloadError, DesyncError) as e:
-            self._again += 1
-            require(self._again < TRIES, PayloadError, f"{TRIES} versions in a row could not be read: {e}")
-            self._noted(f"a version could not be followed: {e}")
-            self._trained = 0
-            self._say_hello()  # holds nothing now: the next one comes whole
+            self._ask_again(e)
             return
         except PauseError as e:
             self._spoke.send(pack(Word.FAILED, text=str(e)[:MOST_TEXT]))

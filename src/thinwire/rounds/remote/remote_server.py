@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from typing import Any, Protocol
@@ -22,25 +21,24 @@ from thinwire.rounds.remote.client_handshake import (
     ClientHello,
     ClientSession,
     Handshake,
-    ShadowSession,
     differs,
-    held_in,
     pace_in,
     paces_differ,
 )
 from thinwire.rounds.remote.control_messages import (
+    STATE,
     TICK,
     MessagePiece,
     Receiving,
     Sending,
     Word,
     pack,
-    pack_words,
     text,
     values_of,
     whole,
     word_of,
 )
+from thinwire.rounds.remote.shadow_sessions import ShadowSessions
 from thinwire.rounds.update_messages import HEAD, MOST_ROOM, Held
 from thinwire.types import InputError, LinkError, PayloadError, require
 
@@ -51,6 +49,7 @@ SILENT = "no update came"  # in what is said of those who did not answer in time
 GRACE = 5.0  # seconds for those that are gone to come back, once all others have answered
 FAREWELL = 60.0  # seconds for the last word to reach all clients, behind what is under way to them
 ROOM = HEAD.size + MOST_ROOM  # bytes of an update beside its packet
+FEW = 2  # versions that a client may have missed to get them within a round
 
 
 class Above(Protocol):
@@ -73,8 +72,10 @@ class RemoteServer:
     the others have as long again as that took. ``noted`` hears of clients that come and go.
     Devices are as clients and probes measure them, and assignments are made again where these change.
 
-    ``paced``: returns the longest that the coming round may last, given who fetches a whole model in it; then
-    ``deadline`` only bounds the wait for anybody at all. ``seen`` hears of each client that comes, and
+    ``paced``: returns the longest that the coming round may last; then ``deadline`` only bounds the wait for
+    anybody at all, and who holds no version, or one from long ago, fetches the newest before it takes part:
+    no round lasts longer for it. ``issued`` is called once the versions of a round are out, to do what nobody
+    waits for, and returns whether to go on. ``seen`` hears of each client that comes, and
     that goes. ``admits``, ``kit``: as for ``Handshake``. ``asked_again``: how often a round that nobody
     answered is repeated. ``above``: says when a round begins, where that is not for this server to say.
 
@@ -96,14 +97,15 @@ class RemoteServer:
         quorum: float = 1.0,
         noted: Callable[[str], object] = lambda text: None,
         seen: Callable[[int, bool], object] = lambda client, here: None,
-        paced: Callable[[Collection[int]], float] | None = None,
+        paced: Callable[[], float] | None = None,
+        issued: Callable[[], bool] = lambda: True,
         admits: Callable[[str], str] = lambda name: "",
         kit: bytes = b"",
         asked_again: int = ASKED_AGAIN,
         above: Above | None = None,
     ) -> None:
         self.server, self._hub, self._made = server, hub, made
-        self._seen, self._paced, self._above = seen, paced, above
+        self._seen, self._paced, self._issued, self._above = seen, paced, issued, above
         require(0 < quorum <= 1, InputError, f"quorum={quorum} is no share; give one above 0, up to 1")
         self._expected, self._gather, self._deadline = expected, gather, deadline
         self._quorum = quorum
@@ -125,8 +127,9 @@ class RemoteServer:
         self.tally = self._conductor.tally
         self._alone: float | None = None  # since when only those are missing that are gone, monotonic
         self._reasons: dict[int, str] = {}  # why updates did not count in full, last
-        self._shadows: dict[bytes, ShadowSession] = {}  # machines that stand ready
+        self._shadows = ShadowSessions(server, hub, noted)
         self._began: float | None = None
+        self._is_made = False  # a version, since ``issued`` was called
         self._due = self._look = (
             math.inf
         )  # when the round or the period ends, and to look after all, monotonic
@@ -153,6 +156,9 @@ class RemoteServer:
         self._conductor.start(self._present())
         while self._conductor.going:
             self._turn()
+            if self._conductor.going and self._is_made:
+                self._is_made = False
+                self._conductor.going = self._issued()
         self._say_goodbye()
 
     def _say_goodbye(self) -> None:
@@ -161,7 +167,7 @@ class RemoteServer:
         for peer in (
             {session.peer for session in self._sessions.values() if session.there}
             | self._handshake.waiting
-            | self._shadows.keys()
+            | self._shadows.peers
         ):
             if self._hub.send(peer, pack(Word.DONE, version=self.server.version)):
                 left.add(peer)
@@ -187,7 +193,7 @@ class RemoteServer:
     def _await_clients(self) -> None:
         end = time.monotonic() + self._gather
         while len(self._present()) < self._expected:
-            if time.monotonic() > end:
+            if time.monotonic() > end and (self._present() or not self._is_anybody_fetching()):
                 here = self._present()
                 missing = sorted(set(range(self._expected)) - set(here))
                 who = ", ".join(map(str, missing[:8]))
@@ -200,12 +206,14 @@ class RemoteServer:
     # -- turns ---------------------------------------------------------------------------------------------
 
     def _present(self) -> list[int]:
-        return sorted(c for c, session in self._sessions.items() if session.there)
+        """Return who can take part: all who are there but those that fetch what they need for it."""
+        return sorted(c for c, s in self._sessions.items() if s.there and s.coming is None)
 
     def _here(self) -> list[int]:
         """Return who is there for a round; where nobody is, wait for somebody to come back."""
         end = time.monotonic() + self._deadline
-        while time.monotonic() < end:
+        while time.monotonic() < end or self._is_anybody_fetching():
+            self._catch_up()
             if self._present():
                 if self._above is None or self._above.ready():
                     break
@@ -215,8 +223,7 @@ class RemoteServer:
                 break
             self._listen(TICK if self._above is None else WAKE)
         self._round_began, self._alone = time.monotonic(), None
-        new = {c for c, session in self._sessions.items() if session.there and session.held is None}
-        self.round_seconds = self._paced(new) if self._paced is not None else self._deadline
+        self.round_seconds = self._paced() if self._paced is not None else self._deadline
         self._due = self._round_began + self.round_seconds
         return self._present()
 
@@ -225,7 +232,7 @@ class RemoteServer:
         session = self._sessions[client]
         left = max(0.0, self._due - time.monotonic()) if math.isfinite(self._due) else 0.0
         version = self.server.issue(client, session.held, session.after)
-        session.version = replace(version, seconds=left)
+        session.version, session.fetched = replace(version, seconds=left), False
         self.tally.issued(session.version, client)
         session.down, session.up = Sending(session.sequence, session.version.pack(), SIZE), None
         session.moved = time.monotonic()
@@ -233,39 +240,57 @@ class RemoteServer:
 
     def _tell(self, made: MadeVersion) -> bool:
         self._name_untrusted()
+        self._is_made = True
         going = self._made(made)
-        for peer in self._shadows:
-            self._offer(peer)
+        self._shadows.offer_all()
         if not self.server.rule.seconds:
             self._due = time.monotonic() + self._deadline
         return going
 
-    # -- machines that stand ready -------------------------------------------------------------------------
+    # -- clients that do not take part yet -----------------------------------------------------------------
 
-    def _stand_by(self, peer: bytes, values: dict[str, Any]) -> None:
-        """Let a peer follow the state, of which it holds some version, or none."""
-        if peer not in self._shadows:
-            self._noted(f"{self._hub.describe(peer)} stands ready, and follows")
-        self._shadows[peer] = ShadowSession(held_in(values))
-        self._offer(peer)
+    def _is_behind(self, session: ClientSession) -> bool:
+        """Say whether a client is to fetch the newest version before a round, so that none waits for it."""
+        known = self._above is None or self.server.version > 0  # a branch may have nothing yet
+        behind = self.server.behind(session.held)
+        return self._paced is not None and known and (behind is None or behind > FEW)
 
-    def _offer(self, peer: bytes) -> None:
-        """Begin to send a machine that stands ready the newest state, unless one is under way or there."""
-        shadow, newest = self._shadows[peer], self.server.newest
-        if shadow.down is None and shadow.held != newest:
-            work = pack_words(json.dumps(self.server.words()))
-            shadow.coming = newest
-            shadow.down = Sending(newest.number + 1, self.server.lead(shadow.held, work).pack(), SIZE)
-        if shadow.down is not None:
-            shadow.down.send(lambda piece: self._hub.send(peer, piece))
+    def _catch_up(self) -> None:
+        """Send the newest version to those who were not asked for long; no round is open."""
+        for session in list(self._sessions.values()):
+            waits = session.there and session.coming is None and not session.fetched
+            if waits and self._is_behind(session):
+                self._send_ahead(session)
 
-    def _shadow_has(self, peer: bytes, values: dict[str, Any]) -> None:
-        shadow = self._shadows[peer]
-        if shadow.down is not None and whole(values, "number") == shadow.down.number:
-            shadow.down.heard(whole(values, "have"))
-            if shadow.down.done:
-                shadow.held, shadow.down = shadow.coming, None
-            self._offer(peer)
+    def _is_anybody_fetching(self) -> bool:
+        since = time.monotonic() - self._deadline
+        return any(s.there and s.coming is not None and s.moved > since for s in self._sessions.values())
+
+    def _send_ahead(self, session: ClientSession, partial: int = 0, have: int = 0) -> None:
+        """Send a client the newest version beside the rounds; of ``partial`` it has ``have`` bytes."""
+        session.coming = session.coming or self.server.newest  # it is not asked from here on
+        if session.version is not None:
+            session.end_turn()
+            self._conductor.lost(session.client, leaves=True)
+        self.server.leave(session.client)
+        if session.ahead is None or session.ahead.number != partial:
+            session.coming, lead = self.server.newest, self.server.lead(session.held)
+            session.ahead = Sending(STATE + lead.number, lead.pack(), SIZE)
+            self.server.traffic(session.client).raw_down += 4 * self.server.weights.numel()
+        session.ahead.restart(have if partial == session.ahead.number else 0)
+        self._pump(session)
+
+    def _came_ahead(self, session: ClientSession) -> None:
+        """Let a client take part that has what it was sent; or go on, where what it missed is far less."""
+        took = session.ahead.nbytes if session.ahead is not None else 0
+        session.held, session.coming, session.ahead = session.coming, None, None
+        if self._is_behind(session) and 2 * self.server.lead(session.held).nbytes < took:
+            self._send_ahead(session)
+            return
+        session.fetched = True
+        self._join(session, session.device)
+        if self._began is not None:
+            self._conductor.joined(session.client)
 
     def _name_untrusted(self) -> None:
         """Say whose updates did not count in the version just made, or not in full, and tell the former."""
@@ -283,6 +308,8 @@ class RemoteServer:
     def _pump(self, session: ClientSession) -> None:
         if session.down is not None:
             session.down.send(lambda piece: self._hub.send(session.peer, piece))
+        if session.ahead is not None:
+            session.ahead.send(lambda piece: self._hub.send(session.peer, piece))
 
     def _turn(self) -> None:
         """Let one thing happen: what a client says, or the end of a time."""
@@ -303,12 +330,14 @@ class RemoteServer:
         """Go on with what found no room, and without those of whom nothing has come for too long."""
         self._shorten()
         self._handshake.pump_all()
-        for peer in self._shadows:
-            self._offer(peer)
+        self._shadows.offer_all()
         for client, session in list(self._sessions.items()):
             self._pump(session)
-            if session.version is not None and time.monotonic() - session.moved > self._deadline:
-                self._give_up(client)
+            if time.monotonic() - session.moved > self._deadline:
+                if session.version is not None:
+                    self._give_up(client)
+                if not session.there:
+                    session.ahead = None  # who comes back after so long begins anew
 
     def _shorten(self) -> None:
         """Wait only a moment longer in a round for which all have answered but those that are gone."""
@@ -382,9 +411,9 @@ class RemoteServer:
         elif word is Word.HELLO:
             self._welcome(peer, values_of(data))
         elif word is Word.SHADOW:
-            self._stand_by(peer, values_of(data))
-        elif word is Word.HAVE and peer in self._shadows:
-            self._shadow_has(peer, values_of(data))
+            self._shadows.stand_by(peer, values_of(data))
+        elif word is Word.HAVE and peer in self._shadows.peers:
+            self._shadows.has(peer, values_of(data))
         elif word is Word.KIT:
             self._handshake.send_kit(peer, values_of(data))
         elif word is Word.HAVE and self._session_of(peer) is None:
@@ -400,14 +429,25 @@ class RemoteServer:
         if word is Word.PIECE:
             self._take(session, MessagePiece.unpack(data), at)
         elif word is Word.HAVE:
-            values = values_of(data)
-            if session.down is not None and whole(values, "number") == session.down.number:
-                session.down.heard(whole(values, "have"))
-                self._pump(session)
+            self._has(session, values_of(data))
         elif word is Word.SPEED:
             self._note_speed(session, replace(session.device, **pace_in(values_of(data))._asdict()))
         elif word is Word.FAILED:
             self._failed(session, text(values_of(data), "text"))
+
+    def _has(self, session: ClientSession, values: dict[str, Any]) -> None:
+        """Note how much of what is under way to a client is there."""
+        number, have = whole(values, "number"), whole(values, "have")
+        if session.down is not None and session.version is not None and number == session.down.number:
+            session.down.heard(have)
+            if session.down.done:  # it leads on from that, even if its update comes too late
+                session.held = session.version.held or session.held
+        elif session.ahead is not None and number == session.ahead.number:
+            self.server.traffic(session.client).down += session.ahead.heard(have)
+            if session.ahead.done:
+                self._came_ahead(session)
+                return
+        self._pump(session)
 
     def _welcome(self, peer: bytes, values: dict[str, Any]) -> None:
         """Let a client in, and go on with what was under way; turn others away, and say why."""
@@ -427,18 +467,28 @@ class RemoteServer:
         session = self._sessions[hello.client] = known or ClientSession(hello.client, peer, hello.device)
         session.peer, session.there, session.held, session.after = peer, True, hello.held, hello.after
         session.moved = time.monotonic()
-        if came:
-            session.device = hello.device
-            self._noted(f"{self._called(hello.client)} is here, {hello.device.samples} samples")
+        behind = self._is_behind(session) and not hello.goes_on(session)
+        fetched = session.coming is not None and not behind
+        if not behind:
+            session.coming = session.ahead = None
+        if came or fetched:
             self._join(session, hello.device)
+        if came:
+            self._noted(f"{self._called(hello.client)} is here, {hello.device.samples} samples")
             self._seen(hello.client, True)
+        if behind:
+            self._hub.send(peer, pack(Word.WELCOME, number=0, have=0))
+            self._send_ahead(session, hello.partial, hello.have)
+            return
         self._resume(session, hello)
-        if came and session.version is None and self._began is not None:
+        if (came or fetched) and session.version is None and self._began is not None:
             self._conductor.joined(session.client)
 
     def _join(self, session: ClientSession, device: ClientProfile) -> None:
         session.device = device
         self.server.join(device)
+        if session.coming is not None:
+            self.server.leave(session.client)  # it does not take part yet
 
     def _resume(self, session: ClientSession, hello: ClientHello) -> None:
         """Go on with a turn where the client stands, or give it anew; else let it wait, or begin."""
@@ -509,7 +559,7 @@ class RemoteServer:
 
     def _lost(self, peer: bytes, why: str) -> None:
         self._handshake.left(peer)
-        self._shadows.pop(peer, None)
+        self._shadows.left(peer)
         session = self._session_of(peer)
         if session is not None and session.there:
             self._noted(f"{self._called(session.client)} is gone: {why}")

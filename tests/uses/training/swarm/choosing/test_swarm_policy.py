@@ -101,17 +101,6 @@ def test_a_member_that_would_hold_up_all_others_is_not_waited_for() -> None:
     assert deadline(with_slow, found, VALUES, POLICY) == limit < 15
 
 
-def test_a_newcomer_has_the_time_to_fetch_the_model_but_holds_nobody_up_for_long() -> None:
-    devices = [member(i, 0.5, 100) for i in range(3)]
-    found = POLICY.assign(devices, Situation(VALUES))
-    usual, whole = deadline(devices, found, VALUES, POLICY), 4 * VALUES / (100 * MBIT)
-    assert usual + whole < deadline(devices, found, VALUES, POLICY, new=[2]) < usual + 2 * whole
-    slow = [*devices, member(3, 0.5, 0.02)]
-    found = POLICY.assign(slow, Situation(VALUES))
-    usual = deadline(slow, found, VALUES, POLICY)
-    assert deadline(slow, found, VALUES, POLICY, new=[3]) == 4 * usual < 60
-
-
 def test_what_was_not_measured_gets_a_bounded_guess() -> None:
     new = [ClientProfile(i, 0.3, 100) for i in range(3)]
     found = POLICY.assign(new, Situation(VALUES))

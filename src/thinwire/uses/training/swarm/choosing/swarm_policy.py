@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from statistics import median
 
@@ -135,26 +135,21 @@ def deadline(
     assignments: Sequence[Assignment],
     values: int,
     policy: Together | None = None,
-    new: Collection[int] = (),
 ) -> float:
     """Return how many seconds a round may last in which these members do this.
 
     Half as long again as the slowest turn that is waited for, and some round trips; 5 s at least. ``policy``:
     the one that made the assignments, which knows what its codes take; another code is taken for raw values.
-    ``new``: members that hold no version yet, and fetch the whole model; they are given that time, up to four
-    times what the others need.
     """
     policy = policy or Together()
     members, ways, down = [_guessed(d) for d in devices], policy._ways(values), policy._down(values)
     limit, sizes = policy._limit(members, ways, down), {way.codec: way.nbytes for way in ways}
 
-    def turn(m: ClientProfile, a: Assignment, down: float) -> float:
+    def turn(m: ClientProfile, a: Assignment) -> float:
         return SLACK * m.seconds(a.steps, sizes.get(a.codec, 4.0 * values), down) + TRIPS * 2 * m.delay
 
-    each = list(zip(members, assignments, strict=True))
-    longest = max([LEAST, *(turn(m, a, down) for m, a in each if _least(m, ways, down) <= limit)])
-    fetching = (min(turn(m, a, 4.0 * values), PATIENCE * longest) for m, a in each if m.id in new)
-    return max([longest, *fetching])
+    each = zip(members, assignments, strict=True)
+    return max([LEAST, *(turn(m, a) for m, a in each if _least(m, ways, down) <= limit)])
 
 
 def _guessed(device: ClientProfile) -> ClientProfile:

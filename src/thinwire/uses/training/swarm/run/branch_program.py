@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import socket
 import threading
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from thinwire.links.hub.hub import Hub
@@ -111,12 +111,12 @@ class BranchKeeper(Keeper):
         self._noted(f"{self._name} is a branch of {peer}")
         return remote.serve(self.branch, self.branch.pace())
 
-    def _paced(self, new: Collection[int]) -> float:
+    def _paced(self) -> float:
         """Return the longest that the round may last: the keeper above waits for what it comes to."""
         if self.server.judge is None and self.config.judge:
             self.taught.scored = self._own.share.heldout
             self.server.judge = self._judge()
-        return min(super()._paced(new), self.branch.seconds())
+        return min(super()._paced(), self.branch.seconds())
 
     def _keep(self) -> None:
         """Nothing: what a branch knows is at the keeper above."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -125,6 +125,7 @@ class Keeper:
             noted=self._noted,
             seen=lambda client, here: recorder.seen(client, here, host.now),
             paced=self._paced,
+            issued=recorder.evaluate,
             admits=self._admits,
             kit=self.taught.kit,
             asked_again=COUNTED,
@@ -136,11 +137,11 @@ class Keeper:
         """Write what a keeper that goes on later needs."""
         write_checkpoint(self._out / STATE, self.server.state_dict(), {})
 
-    def _paced(self, new: Collection[int]) -> float:
+    def _paced(self) -> float:
         """Return the longest that the round which begins now may last."""
         found = self.server.assignments()
         members = [self.server.device(client) for client in found]
-        return deadline(members, list(found.values()), self.server.weights.numel(), self._policy, new)
+        return deadline(members, list(found.values()), self.server.weights.numel(), self._policy)
 
     def _admits(self, name: str) -> str:
         return f"{name} may not take part in this swarm" if name and name in self.config.ban else ""

@@ -68,6 +68,7 @@ class SwarmRecorder:
         )
         self._writer = RunWriter(folder, self.record, server.version)
         self._members: dict[int, MemberFigures] = {}
+        self._newest: tuple[MadeVersion, RoundMetrics]
         self._before = 0.0  # when the last round was made, seconds of the host's clock
         self._counts = 0, 0, 0  # late, refused and samples by then
         if not server.version:
@@ -88,18 +89,24 @@ class SwarmRecorder:
             member.spells[-1][1] = member.left_s = now
 
     def made(self, made: MadeVersion, host: Host) -> bool:
-        """Note a round; return whether to go on."""
+        """Note a round; return whether to go on. Its loss is for ``evaluate``, unless it is the last one."""
         line = self._line(made, host)
-        last = made.number >= self.config.rounds
-        every = self.config.eval_every
-        loss = self._heldout() if last or (every and made.number % every == 0) else None
         self.record.rounds.append(
             RoundFigures(line.round, line.seconds, line.deadline_s, line.counted, line.late, line.refused)
         )
         self.record.totals["samples"] = float(host.tally.samples.total())
+        self._writer.add(line)
+        self._newest = made, line
+        last = made.number >= self.config.rounds
+        return not last or self.evaluate()
+
+    def evaluate(self) -> bool:
+        """Evaluate the newest round where that is due, and tell; return whether to go on."""
+        (made, line), every = self._newest, self.config.eval_every
+        last = made.number >= self.config.rounds
+        loss = self._heldout() if last or (every and made.number % every == 0) else None
         if loss is not None:
             self.record.loss.evaluations.append(Evaluation(made.number, loss, seconds=made.at))
-        self._writer.add(line)
         self._told(line, loss)
         reached = loss is not None and self.config.until_loss is not None and loss <= self.config.until_loss
         return not (last or reached)
@@ -143,7 +150,10 @@ class SwarmRecorder:
             member.refused = list(dict.fromkeys(said))[:SENTENCES]
         record.members = [self._members[c] for c in sorted(self._members)]
         record.equal = {self._members[c].name: f"{h.number}:{h.check:08x}" for c, h in sorted(ended.items())}
-        if server.version:
+        found = record.loss.evaluations
+        if found and found[-1].step == server.version:
+            record.loss.eval_final = found[-1].heldout
+        elif server.version:
             record.loss.eval_final = self._heldout()
         record.memory = PeakMemory([resident_peak(os.getpid()) or peak_rss_bytes()])
         self._writer.close(status)
