@@ -6,7 +6,8 @@ import hashlib
 import json
 import math
 import operator
-from collections.abc import Iterable, Iterator, Mapping
+import struct
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import cached_property
 from typing import Any, NamedTuple
 
@@ -19,12 +20,13 @@ from thinwire.channels.channel import Receiver
 from thinwire.channels.memory import parse_memory
 from thinwire.codecs.matrices.factors import Cut, matrices_of
 from thinwire.staging import to_host
-from thinwire.types import InputError, PayloadError, TensorSpec, require
+from thinwire.types import ByteCursor, InputError, PayloadError, TensorSpec, require
 
 ROOM = 4096  # bytes of framing that a packet may add to its values
 CHUNK = 1 << 20  # values that are mixed at a time
 NEAR = 1e-3  # by which the mixes of equal values differ at most, on any processor
 MOST = 1e140  # larger values, whose squares have no room, count as this
+JOINED, LENGTH = b"TJ", struct.Struct("<I")  # what begins a message of several packets; bytes of each
 COMPILED = "_orig_mod."  # what torch.compile puts into names
 
 
@@ -145,16 +147,37 @@ def most_nbytes(values: int) -> int:
     return 5 * values + ROOM
 
 
+def join_rows(packets: Sequence[bytes]) -> bytes:
+    """Return packets of rows as one message, of the rows one after another, for ``unpack_row``."""
+    return JOINED + b"".join(b for p in packets for b in (LENGTH.pack(len(p)), p))
+
+
 def unpack_row(data: bytes | memoryview, values: int, key: int, device: torch.device | str = "cpu") -> Tensor:
     """Return the row [1, ``values``], float32, in a packet of one entry named ``key`` that leaves no state.
 
-    It is decoded on ``device``, to the same bits on each.
+    It is decoded on ``device``, to the same bits on each. ``data`` may be what ``join_rows`` made of several.
 
     Errors: ``PayloadError`` for anything else, before anything larger than such a row is allocated.
     """
     if len(data) > (most := most_nbytes(values)):
         raise PayloadError(f"{len(data)} bytes for {values} values, at most {most} may be")
-    packet, spec = wire.unpack(data, max_nbytes=4 * values, device=device), TensorSpec((1, values))
+    if data[: len(JOINED)] != JOINED:
+        return _row_in(data, values, key, device)
+    cursor, parts, left = ByteCursor(memoryview(data)[len(JOINED) :], "joined rows"), list[Tensor](), values
+    while left:
+        parts.append(_row_in(cursor.take(*cursor.unpack(LENGTH)), left, key, device, parts=True))
+        left -= parts[-1].numel()
+    cursor.close()
+    return torch.cat(parts, 1)
+
+
+def _row_in(
+    data: bytes | memoryview, values: int, key: int, device: torch.device | str, parts: bool = False
+) -> Tensor:
+    """Return the row in one packet, of ``values``; as one of several ``parts``, of 1 to so many."""
+    packet = wire.unpack(data, max_nbytes=4 * values, device=device)
+    own = packet.spec.shape[-1] if parts and len(packet.spec.shape) == 2 else values
+    spec = TensorSpec((1, own if 0 < own < values else values))
     if len(packet.entries) != 1 or packet.entries[0].key != key:
         keys = [e.key for e in packet.entries[:4]]
         raise PayloadError(f"a packet of the keys {keys} where {key} is expected")
@@ -181,10 +204,14 @@ class Signature(NamedTuple):
     @classmethod
     def of(cls, model: nn.Module) -> Signature:
         """Return the signature of a model."""
-        trained, fixed = _trained(model), dict(_fixed(model))
-        words = [*trained, *([n, *_kind(x)] for n, x in fixed.items())]
+        return cls(cls.of_kinds(model), *_mixed(dict(_fixed(model)).values()))
+
+    @staticmethod
+    def of_kinds(model: nn.Module) -> int:
+        """Return the digest alone, of a model that may have no values."""
+        words = [*_trained(model), *([n, *_kind(x)] for n, x in dict(_fixed(model)).items())]
         digest = hashlib.blake2b(json.dumps(words).encode(), digest_size=8).digest()
-        return cls(int.from_bytes(digest, "little") or 1, *_mixed(fixed.values()))
+        return int.from_bytes(digest, "little") or 1
 
     @classmethod
     def read(cls, value: Any) -> Signature | None:

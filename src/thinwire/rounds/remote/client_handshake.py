@@ -76,6 +76,12 @@ class Handshake:
         """Those who were told what is to be done, and have not said hello."""
         return set(self._promised)
 
+    def name_of(self, peer: bytes) -> str:
+        """Return the name of one of those. Errors: ``PayloadError`` for another."""
+        require(peer in self._promised, PayloadError, "whoever takes part asks first what is to be done")
+        client = self._promised[peer]
+        return self._names[client] or f"client {client}"
+
     def probe(self, peer: bytes, nbytes: int, at: float) -> None:
         """Time some messages, and send as many back."""
         probe = self._probes.setdefault(peer, Receiving(0, PROBES * PROBE_SIZE))

@@ -47,6 +47,7 @@ class Word(enum.IntEnum):
     REFUSED = 11  # the server: you cannot take part, and why
     DONE = 12  # the server: it is over; the client: I heard it
     SHADOW = 14  # a client: send me your state whenever it is another than this; it comes in pieces, too
+    PAIR = 15  # a client: I wait for another half; the server: here is one, and this is where you meet
     KIT = 13  # a client: send me, from here, what the model is made of; it comes in pieces of the message 0
 
 

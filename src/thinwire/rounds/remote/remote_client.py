@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections.abc import Callable
 from typing import Any
@@ -28,6 +29,7 @@ from thinwire.rounds.remote.control_messages import (
     whole,
     word_of,
 )
+from thinwire.rounds.remote.matchmaking import Pairing
 from thinwire.rounds.update_messages import VersionMessage
 from thinwire.types import DesyncError, InputError, LinkError, PayloadError, require
 
@@ -48,13 +50,17 @@ class ServerEvents:
         self._spoke, self._patience, self._remedy = spoke, patience, remedy
         self._heard = time.monotonic()
 
-    def next(self) -> Event:
-        """Return the next thing that happens. Errors: ``LinkError`` naming the server after the silence."""
+    def next(self, end: float = math.inf, what: str = "") -> Event:
+        """Return the next thing that happens. Errors: ``LinkError`` naming the server after the silence.
+
+        Not before ``end``, monotonic seconds, ``LinkError`` that says ``what`` did not come.
+        """
         while True:
             event = self._spoke.recv(TICK)
             self._heard = max(self._heard, self._spoke.heard)
             if event is not None:
                 return event
+            require(time.monotonic() < end, LinkError, what)
             quiet = time.monotonic() - self._heard
             if quiet >= self._patience:
                 who = f"{self._spoke.peer}{self._spoke.tried}"
@@ -122,6 +128,38 @@ class RemoteClient:
                     kit.acknowledge(event.at, self._spoke.send)
         return kit.data
 
+    def pair(self, been: int | None, patience: float) -> Pairing | int:
+        """Wait for another half; ``been``: which half this one was before.
+
+        Return where they meet, of which the first speaks for both; or the number of the last version.
+        Errors: ``LinkError`` where none comes within ``patience`` seconds.
+        """
+        end = time.monotonic() + patience
+        what = (
+            f"no other half came to {self._spoke.peer} for {patience:g} s; start one more member as this one"
+        )
+        self._spoke.send(pack(Word.PAIR, been=been))
+        asked = True
+        while True:
+            event = self._next(end, what)
+            if event.kind is EventKind.JOINED:  # a new connection is nobody yet
+                self._spoke.send(pack(Word.ASK, protocol=PROTOCOL, client=None, name=self._name))
+                asked = False
+                continue
+            word = word_of(event.data) if event.kind is EventKind.DATA else None
+            if word is Word.TERMS and not asked:
+                self._spoke.send(pack(Word.PAIR, been=been))
+                asked = True
+            elif word is Word.PAIR:
+                found = Pairing.read(values_of(event.data))
+                self._name = found.name or self._name
+                return found
+            elif word is Word.DONE:
+                self._spoke.send(pack(Word.DONE))
+                return whole(values_of(event.data), "version")
+            elif word is not None:
+                self._check_refused(word, event.data)
+
     def serve(self, client: Client, pace: ClientPace) -> int:
         """Train what comes until the server says that it is over; return the number of the last version.
 
@@ -144,6 +182,10 @@ class RemoteClient:
                     self._spoke.send(pack(Word.DONE, **held))
                     return whole(values_of(event.data), "version")
                 self._hear(word, event.data, event.at)
+
+    def close(self) -> None:
+        """Leave: another one speaks for this client."""
+        self._spoke.close(FLUSH)
 
     # -- what the server says ------------------------------------------------------------------------------
 

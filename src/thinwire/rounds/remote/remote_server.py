@@ -38,6 +38,7 @@ from thinwire.rounds.remote.control_messages import (
     whole,
     word_of,
 )
+from thinwire.rounds.remote.matchmaking import Matchmaker
 from thinwire.rounds.remote.shadow_sessions import ShadowSessions
 from thinwire.rounds.update_messages import HEAD, MOST_ROOM, Held
 from thinwire.types import InputError, LinkError, PayloadError, require
@@ -78,6 +79,7 @@ class RemoteServer:
     waits for, and returns whether to go on. ``seen`` hears of each client that comes, and
     that goes. ``admits``, ``kit``: as for ``Handshake``. ``asked_again``: how often a round that nobody
     answered is repeated. ``above``: says when a round begins, where that is not for this server to say.
+    ``relay``: returns the port of a relay, where clients that are half of one each are to meet.
 
     Errors: ``LinkError`` where nobody comes, or nobody answers; it names the clients.
     """
@@ -103,6 +105,7 @@ class RemoteServer:
         kit: bytes = b"",
         asked_again: int = ASKED_AGAIN,
         above: Above | None = None,
+        relay: Callable[[], int] | None = None,
     ) -> None:
         self.server, self._hub, self._made = server, hub, made
         self._seen, self._paced, self._issued, self._above = seen, paced, issued, above
@@ -114,6 +117,7 @@ class RemoteServer:
         self._handshake = Handshake(
             hub, terms, self._sessions, server.names, noted, server.signature, admits, kit
         )
+        self._halves = Matchmaker(hub, self._handshake, relay, noted)
         self._conductor = ClientScheduler(
             server,
             self._here,
@@ -414,6 +418,8 @@ class RemoteServer:
             self._shadows.stand_by(peer, values_of(data))
         elif word is Word.HAVE and peer in self._shadows.peers:
             self._shadows.has(peer, values_of(data))
+        elif word is Word.PAIR:
+            self._halves.ask(peer, values_of(data))
         elif word is Word.KIT:
             self._handshake.send_kit(peer, values_of(data))
         elif word is Word.HAVE and self._session_of(peer) is None:
@@ -559,6 +565,7 @@ class RemoteServer:
 
     def _lost(self, peer: bytes, why: str) -> None:
         self._handshake.left(peer)
+        self._halves.left(peer)
         self._shadows.left(peer)
         session = self._session_of(peer)
         if session is not None and session.there:

@@ -26,9 +26,14 @@ def join(address: Keeper, given: dict[str, Any]) -> None:
     thinwire join 192.0.2.7:7300 --token-file secret
 
     thinwire join 192.0.2.7:7300 --data my-texts --token-file secret
+
+    thinwire join 192.0.2.7:7300 --stages 2 --name anna --token-file secret
     """
     config = SwarmJoinConfig.from_dict(given | {"address": address})
-    from thinwire.uses.training.swarm.run.member_program import join as joined
+    if config.stages == 2:
+        from thinwire.uses.training.swarm.run.pair_program import join_half as joined
+    else:
+        from thinwire.uses.training.swarm.run.member_program import join as joined
 
     with stopped_by_signals():
         last = joined(config, (lambda text: None) if config.quiet else tell)

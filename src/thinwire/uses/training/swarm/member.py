@@ -54,6 +54,10 @@ class SharedBlocks:
     def most(self) -> int:
         return MOST_STEPS * self._batch
 
+    def forget(self) -> None:
+        """Have no share, as before the first one."""
+        self._blocks = self._blocks[:0]
+
     def take(self, version: VersionMessage) -> None:
         share = read_share(version.work, self._vocabulary)
         want = version.steps * self._batch, self._blocks.shape[1]

@@ -16,6 +16,7 @@ from thinwire.rounds.aggregation_server import Server
 from thinwire.rounds.client_scheduler import MadeVersion
 from thinwire.rounds.download import DeltaDownload
 from thinwire.rounds.judging import Judge
+from thinwire.rounds.remote.matchmaking import PairRelay
 from thinwire.rounds.remote.remote_server import Above, RemoteServer
 from thinwire.runs.models.folder import remove_model
 from thinwire.runs.options import COUNTED
@@ -53,11 +54,13 @@ class Keeper:
     def run(self, announce: Callable[[Hub], object]) -> None:
         """Listen, say where, and go on until the last round. Errors: ``LinkError`` where nobody comes."""
         config = self.config
-        hub = Hub.bind(*config.place, token=read_token(config.token_file))
+        token = read_token(config.token_file)
+        hub = Hub.bind(*config.place, token=token)
+        relay = PairRelay(config.place.host, config.relay_port or hub.port + 1, token)
         recorder, host, status = None, None, "failed"
         try:
             recorder = self._recorder()
-            host = self._host(hub, recorder)
+            host = self._host(hub, recorder, relay)
             announce(hub)
             host.run()
             status = "done"
@@ -70,6 +73,7 @@ class Keeper:
             if recorder is not None and host is not None:
                 self._save_model()
                 recorder.close(status, host, host.ended, host.kit_bytes)
+            relay.close()
             hub.close()
 
     def _server(self) -> Server:
@@ -107,7 +111,7 @@ class Keeper:
             self.config, self.server, self._out, self.taught.heldout, spec, notes, self._told
         )
 
-    def _host(self, hub: Hub, recorder: SwarmRecorder) -> RemoteServer:
+    def _host(self, hub: Hub, recorder: SwarmRecorder, relay: PairRelay) -> RemoteServer:
         def made(version: MadeVersion) -> bool:
             going = recorder.made(version, host)
             self._keep()
@@ -130,6 +134,7 @@ class Keeper:
             kit=self.taught.kit,
             asked_again=COUNTED,
             above=self.above,
+            relay=relay.port if self.taught.kit else None,  # a half is built from the kit
         )
         return host
 

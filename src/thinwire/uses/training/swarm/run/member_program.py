@@ -38,7 +38,9 @@ from thinwire.uses.training.swarm.run.swarm_model import build_whole, kept_kit, 
 
 TURN = 20.0  # seconds without a sign after which another address is tried
 COPIES = 8  # of a model, that a member holds as it trains: two moments, and what a federated client holds
+OF_ALL = 2  # of these, that are of the whole model also where half of it is trained: versions
 MOST_KIT = 1 << 36  # bytes
+OTHER_MODEL = "the keeper's model has {} values to train, and {} here; update the older end"
 T = TypeVar("T")
 
 
@@ -49,9 +51,7 @@ def join(
 
     Errors: ``InputError`` where model or data do not fit; ``LinkError`` naming the keeper.
     """
-    if config.threads:
-        torch.set_num_threads(config.threads)
-    name = config.name or socket.gethostname()[:MOST_NAME]
+    name = prepared(config)
     member: SwarmMember | None = None
     pace = ClientPace(0.0)
 
@@ -68,6 +68,13 @@ def join(
 
     token = read_token(config.token_file)
     return at_any(config.places, token, config.patience, noted, name, serve)
+
+
+def prepared(config: SwarmJoinConfig) -> str:
+    """Take the threads that a configuration asks for; return what the member is called."""
+    if config.threads:
+        torch.set_num_threads(config.threads)
+    return config.name or socket.gethostname()[:MOST_NAME]
 
 
 def at_any(
@@ -103,7 +110,12 @@ def fetched(remote: RemoteClient, terms: SwarmTerms) -> ModelSource:
 
     Errors: ``InputError`` where there is too little memory to train it, before anything is fetched.
     """
-    terms.check_room()
+    terms.check_room(terms.values)
+    return resolved(remote, terms)
+
+
+def resolved(remote: RemoteClient, terms: SwarmTerms) -> ModelSource:
+    """Return the source of the keeper's model; its kit comes over the link unless it is kept here."""
     folder = kept_kit(terms.kit)
     if not (folder / "config.json").is_file():
         data = remote.kit(terms.kit_nbytes)
@@ -120,8 +132,7 @@ def make_member(
     model = build_whole(source, terms.lora, terms.seed, compute)
     parameters = Parameters(model)
     found = parameters.numel
-    wrong = f"the keeper's model has {terms.values} values to train, and {found} here; update the older end"
-    require(found == terms.values, InputError, wrong)
+    require(found == terms.values, InputError, OTHER_MODEL.format(terms.values, found))
     local = LocalAdamW(weight_decay=terms.weight_decay, clip=terms.grad_clip)
     own = lessons(config, terms, source)
     return new_member(terms.client, model, own, local, parameters, compute, terms.seed, kind)
@@ -213,11 +224,10 @@ class SwarmTerms:
             number("kit_nbytes", 1, MOST_KIT),
         )
 
-    def check_room(self) -> None:
-        """Raise ``InputError`` where training takes more memory than is free."""
-        takes, (total, free) = 4 * COPIES * self.values, memory_bytes()
+    def check_room(self, own: int) -> None:
+        """Raise ``InputError`` where training ``own`` of the values takes more memory than is free."""
+        takes, (total, free) = 4 * (OF_ALL * self.values + (COPIES - OF_ALL) * own), memory_bytes()
         have = free or total or takes
-        wrong = (
-            f"training {self.values} values takes {takes / 1e9:.3g} GB here, and {have / 1e9:.3g} are free"
-        )
-        require(takes <= have, InputError, f"{wrong}; join as one stage of a pair, or from a larger machine")
+        wrong = f"training {own} values takes {takes / 1e9:.3g} GB here, and {have / 1e9:.3g} are free"
+        smaller = "join by --stages 2, as half of a pair, or " if own == self.values else "join "
+        require(takes <= have, InputError, f"{wrong}; {smaller}from a larger machine")

@@ -91,6 +91,15 @@ class SwarmConfig(Options):
         free=True,
     )
     token_file: str | None = shared.token_file(MEMBERS, "File with the token that all members share")
+    relay_port: int = option(
+        0,
+        MEMBERS,
+        "Where members meet that are half of one each; 0: the port after --listen's.",
+        metavar="PORT",
+        least=0,
+        most=65535,
+        free=True,
+    )
     members: int = option(
         1, MEMBERS, "Begin once so many are there.", metavar="N", least=1, most=4096, free=True
     )
@@ -220,6 +229,9 @@ class SwarmJoinConfig(Options):
         "", MODEL, "Where in a JSON line is what stands before its text and is not learnt.", metavar="NAME"
     )
     token_file: str | None = shared.token_file(MEMBERS, "File with the token that all members share")
+    stages: int = option(
+        1, MEMBERS, "2: train half of the layers, with another member that asks for that too.", metavar="N"
+    )
     patience: float = option(
         600.0, MEMBERS, "Give up after so long without a sign of the keeper.", metavar="SECONDS", above=0
     )
@@ -233,6 +245,13 @@ class SwarmJoinConfig(Options):
         for place in self.places:
             check_host(place.host, read_token(self.token_file))
         check_name(self.name)
+        wrong = f"--stages {self.stages} is neither 1, the whole model, nor 2, half of it; give one of them"
+        require(self.stages in (1, 2), InputError, wrong)
+        if self.stages == 2:
+            wrong = f"--data {self.data} would leave this machine: a pair shares them; leave --stages out"
+            require(not self.data, InputError, wrong)
+            met = read_token(self.token_file) is not None
+            require(met, InputError, "--stages 2 needs the token: a pair meets at a relay; give --token-file")
 
     @property
     def places(self) -> list[Address]:
