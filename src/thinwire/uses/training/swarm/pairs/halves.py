@@ -1,7 +1,8 @@
 """The two members of a pair: the first talks to the keeper, the second to the first.
 
-What the first says: a byte for the word, then a version as it came, how many steps are timed, or the number
-of the last round. The second answers a version twice: that it can follow it, and what it changed.
+What the first says: a byte for the word, then a version as it came, to train or to hold, or how many steps
+are timed, or the number of the last round. The second answers a version that it trains twice: that it can,
+and what it changed.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ from __future__ import annotations
 import json
 import struct
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from typing import Any
 
@@ -35,7 +36,7 @@ from thinwire.uses.training.swarm.pairs.model_part import ModelPart
 from thinwire.uses.training.swarm.pairs.pair_crossing import WAIT, PairCrossing
 
 GREETING, ORDER, READY, CHANGED = b"G", b"O", b"R", b"C"  # tags
-VERSION, TRIAL, OVER = b"v", b"t", b"o"  # words of an order
+VERSION, HOLD, TRIAL, OVER = b"v", b"h", b"t", b"o"  # words of an order
 NUMBER = struct.Struct("<Q")
 
 
@@ -137,6 +138,10 @@ class FirstHalf(HalfMember):
         update = self.answer(version, change)
         return replace(update, packet=join_rows([bytes(update.packet), packet]))
 
+    def follow(self, version: VersionMessage) -> None:
+        super().follow(version)
+        self.partner.mailbox.send(ORDER, HOLD + version.pack())
+
     def change(self, version: VersionMessage, start: Tensor) -> Tensor:
         """Take steps together that are timed."""
         with lost(self.called):
@@ -162,7 +167,7 @@ class SecondHalf(HalfMember):
             first, self.sequence = int(found["client"]), int(found["sequence"])
         super().meet(partner, first)
 
-    def follow(self, patience: float) -> int:
+    def obey(self, patience: float) -> int:
         """Do what the first half says until it is over; return the number of the last round.
 
         Errors: ``PartnerLostError`` once the link fails, or after ``patience`` seconds without a word.
@@ -178,6 +183,9 @@ class SecondHalf(HalfMember):
             if word == TRIAL:
                 trial = VersionMessage(0, 0, 0, 0, VersionForm.FULL, (), steps, 1e-6, Raw())
                 self.try_steps(trial, torch.zeros(1, self.values))
+            elif word == HOLD:
+                with suppress(PayloadError, DesyncError):  # the next one is refused, and then comes whole
+                    self.follow(VersionMessage.unpack(rest))
             else:
                 self._train(rest)
 

@@ -95,7 +95,7 @@ class Halving:
                 half.end(last)
                 return last
             remote.close()  # the first half speaks for both
-            return half.follow(self._config.patience)
+            return half.obey(self._config.patience)
         finally:
             half.crossing.close()
             partner.close()
@@ -147,7 +147,7 @@ def make_half(
 
 
 def half_in(compute: Compute) -> Callable[[nn.Module, Tensor, Tensor | None], Tensor]:
-    """Return what a half does with blocks, and with what the first half made of them: see ``PairCrossing``."""
+    """Return what a half does with blocks, and the second with what the first made: see ``PairCrossing``."""
 
     def run(model: nn.Module, blocks: Tensor, hidden: Tensor | None) -> Tensor:
         with compute.autocast():
