@@ -2,8 +2,8 @@
 
 Time is virtual, members' work is real: 4 to 64 members of unequal speed and links, who come and go, train a
 small GPT-2 by the code of the commands (server, judge, assignments, deadlines, samples, members). A keeper's
-CPU time is measured and taken off its clock. Bytes and CPU seconds count ``SCALE`` times, so that they are
-those of ``gpt2-lab``; cells ``update`` measure a keeper's CPU at that size and at a larger one as they are.
+CPU seconds are those of ``gpt2-lab``, for each act as the cells ``update`` measure it (also at a larger
+size), and go off its clock. Bytes are counted, times what ``gpt2-lab`` has more values than the small model.
 ``python -m bench.swarms.scale [WORD ...]``: the cells that have these words.
 """
 
@@ -63,7 +63,7 @@ LAB_VALUES = 4_470_272
 BATCH, SEQ, STEPS, RATE = 2, 16, 2, 1e-3  # STEPS: of the median member
 STEP_SECONDS, LINKS = (0.4, 5.0), (20, 1000)  # from GPU to slow CPU, seconds; Mbit/s; both log-uniform
 STAYS, AWAY = 600.0, 60.0  # seconds that a member is there, and is gone, on average
-UPDATES = 8  # in a cell of ``update``
+UPDATES = {"lab": (2, 12), "large": (2, 4)}  # of a round in cells of ``update``, by shape
 MBIT = 125e3
 
 
@@ -76,7 +76,7 @@ class Cell(NamedTuple):
 
 def cells() -> Iterator[Cell]:
     """Yield all cells, short ones first."""
-    yield from (Cell("update", UPDATES, None, shape) for shape in ("lab", "large"))
+    yield from (Cell("update", n, None, shape) for shape in UPDATES for n in UPDATES[shape])
     yield from (Cell("keeper", n, line) for n in MEMBERS for line in LINES)
     yield from (Cell("tree", max(MEMBERS), line) for line in LINES)
 
@@ -134,31 +134,57 @@ class Line:
             self._look()
 
 
-class Cpu:
-    """CPU seconds of a host: measured, and taken off its clock ``scale`` times."""
+class Costs(NamedTuple):
+    """CPU seconds of a host at ``gpt2-lab``'s size, as the cells ``update`` found them."""
 
-    def __init__(self, world: World, scale: float) -> None:
-        self._world, self._scale = world, scale
-        self.spent, self.free, self._began = 0.0, 0.0, 0.0
+    issue: float
+    receive: float
+    fixed: float  # of a version
+    each: float  # of an update in it
+    block: float  # of the loss of a block
+
+
+def costs(shape: str = "lab") -> Costs:
+    """Return what was measured. Errors: ``MeasurementError`` where that is still to do."""
+    few, many = (KEPT.get(Cell("update", n, None, shape)) for n in UPDATES[shape])
+    require(bool(few and many), MeasurementError, f"measure first what updates cost: {shape}")
+    least, most = UPDATES[shape]
+    each = (many["close"] - few["close"]) / (most - least)
+    fixed = few["close"] - least * each
+    return Costs(many["issue"], many["receive"], fixed, each, many["block"])
+
+
+class Cpu:
+    """CPU seconds of a host: each act is charged what it takes at ``gpt2-lab``'s size.
+
+    ``measured``: what the same took here, with the small model.
+    """
+
+    def __init__(self, world: World) -> None:
+        self._world, self._inside = world, False
+        self.costs, self.charged, self.measured, self.free = costs(), 0.0, 0.0, 0.0
+
+    def charge(self, seconds: float) -> None:
+        """Let the host be busy so long, after what it does now."""
+        self.charged += seconds
+        self.free = max(self.free, self._world.now) + seconds
 
     @contextmanager
     def used(self) -> Iterator[None]:
-        """Count what the block takes; the host is busy until then."""
-        if self._began:  # inside of another block
+        """Measure a block."""
+        if self._inside:
             yield
             return
-        self._began = process_time()
+        self._inside, began = True, process_time()
         try:
             yield
         finally:
-            took, self._began = (process_time() - self._began) * self._scale, 0.0
-            self.spent += took
-            self.free = max(self.free, self._world.now) + took
+            self._inside = False
+            self.measured += process_time() - began
 
     def clock(self) -> float:
         """Return the seconds of the host's own clock, for its judge."""
-        running = process_time() - self._began if self._began else 0.0
-        return self._world.now + self.spent + running * self._scale
+        return self._world.now + self.charged
 
 
 @dataclass(eq=False)
@@ -185,8 +211,13 @@ class Host:
     def schedule(self, made: Callable[[MadeVersion], bool], once: bool = False) -> None:
         """Let rounds begin, until ``made`` says so; ``once``: no round that nobody answered is repeated."""
         self._left = 1 if once else 1 << 60
+
+        def heard(version: MadeVersion) -> bool:
+            self.cpu.charge(self.cpu.costs.fixed + self.cpu.costs.each * version.updates)
+            return made(version)
+
         self.conductor = ClientScheduler(
-            self.server, self._present, self._begin, made, lambda: self.world.now, SEED, asked_again=1 << 30
+            self.server, self._present, self._begin, heard, lambda: self.world.now, SEED, asked_again=1 << 30
         )
         self.conductor.start(self.peers)
 
@@ -213,6 +244,7 @@ class Host:
             version = self.server.issue(client, peer.held, peer.sequence)
             version = replace(version, seconds=self.deadlines[-1])
             nbytes = len(version.pack())
+        self.cpu.charge(self.cpu.costs.issue)
         peer.turn, start, profile = version.sequence, self.server.given, peer.profile
 
         def arrived() -> None:
@@ -237,6 +269,7 @@ class Host:
     def _receive(self, client: int, data: bytes, sequence: int) -> None:
         peer = self.peers[client]
         peer.turn, peer.sequence = 0, sequence
+        self.cpu.charge(self.cpu.costs.receive)
         with self.cpu.used():
             found = self.server.receive(client, data)
         require(isinstance(found, Accepted), PayloadError, f"an honest update was refused: {found}")
@@ -289,18 +322,23 @@ class Swarm:
         sides = Sides.of(self.parameters.matrices, self.parameters.numel) or Sides(0, 0)
         self.policy = Together(STEPS, sides.total, sides.loose)
         self.pool = WorkPool(self.lesson.train, BATCH, SEED)
-        self.cpu = Cpu(self.world, self.scale)
+        self.cpu = Cpu(self.world)
         down = DeltaDownload(self.policy.download(self.parameters.numel))
         rates, judge = RoundRates(RATE), self.judge(self.pool.assigned, self.lesson.heldout[64:128], self.cpu)
         server = Server(self.parameters, Synchronous(), self.policy, down, rates, self.pool, judge)
         self.top = Host(self.world, server, self.policy, self.line, self.cpu)
         self.branches: list[Host] = []
         self.made: list[MadeVersion] = []
-        self.spent: list[float] = []
+        self.spent: list[tuple[float, float]] = []
 
     def judge(self, assigned: Callable[[int], Tensor | None], heldout: Tensor, cpu: Cpu) -> Gauntlet:
         """Return a judge whose time is the host's."""
-        return Gauntlet(self.evaluator.losses, assigned, heldout, SEED, clock=cpu.clock)
+
+        def losses(row: Tensor, blocks: Tensor) -> Tensor:
+            cpu.charge(cpu.costs.block * len(blocks))
+            return self.evaluator.losses(row, blocks)
+
+        return Gauntlet(losses, assigned, heldout, SEED, clock=cpu.clock)
 
     def run(self) -> dict[str, Any]:
         """Run the rounds; return what they came to."""
@@ -319,7 +357,7 @@ class Swarm:
     def note(self, made: MadeVersion) -> bool:
         """Keep what a round came to; say whether to go on."""
         self.made.append(made)
-        self.spent.append(self.cpu.spent)
+        self.spent.append((self.cpu.charged, self.cpu.measured))
         self.world.going = len(self.made) < ROUNDS
         return self.world.going
 
@@ -365,7 +403,7 @@ class Swarm:
 
     def branch(self, number: int) -> Host:
         """Return a branch that nobody is at yet."""
-        cpu, share = Cpu(self.world, self.scale), PassedShare(BATCH, vocabulary())
+        cpu, share = Cpu(self.world), PassedShare(BATCH, vocabulary())
 
         def divided(steps: int) -> Together:
             return replace(self.policy, together=steps)
@@ -436,8 +474,9 @@ class Swarm:
             "samples_s": samples / self.made[-1].at,
             "up": sum(t.up for t in traffic) * self.scale / ROUNDS,
             "down": sum(t.down for t in traffic) * self.scale / ROUNDS,
-            "cpu_s": (self.spent[-1] - self.spent[0]) / rounds,
-            "branch_cpu_s": mean(h.cpu.spent for h in self.branches) / ROUNDS if self.branches else None,
+            "cpu_s": (self.spent[-1][0] - self.spent[0][0]) / rounds,
+            "cpu_small_s": (self.spent[-1][1] - self.spent[0][1]) / rounds,
+            "branch_cpu_s": mean(h.cpu.charged for h in self.branches) / ROUNDS if self.branches else None,
             "updates": mean(m.updates for m in self.made),
             "late": self.top.late + sum(h.late for h in self.branches),
             "again": self.pool.counts.again,
@@ -483,8 +522,7 @@ def of_updates(cell: Cell) -> dict[str, Any]:
         server.join(ClientProfile(client, 100.0, 1 << 20, 1e9, 1e9))
     held: Held | None = None
     found: dict[str, list[float]] = {"issue": [], "receive": [], "close": []}
-    sizes = list[int]()
-    for number in range(2):  # the first one warms up
+    for number in range(6):  # the first one warms up
         server.begin(range(cell.members))
         for client in range(cell.members):
             began = process_time()
@@ -493,17 +531,18 @@ def of_updates(cell: Cell) -> dict[str, Any]:
             member.id, member.sequence = client, number
             data = member.train(version, server.given).pack()
             member.residuals.settle(client, version.sequence)
-            sizes.append(len(data))
             began = process_time()
             taken = server.receive(client, data)
             took = process_time() - began
             require(isinstance(taken, Accepted), PayloadError, f"an update was refused: {taken}")
             found["close" if client == cell.members - 1 else "receive"].append(took)
         held = server.newest
-    half = {name: each[len(each) // 2 :] for name, each in found.items()}
-    receive, close = mean(half["receive"]), half["close"][-1] - mean(half["receive"])
-    return {"values": values, "issue": mean(half["issue"]), "receive": receive, "close": close,
-            "bytes": mean(sizes[len(sizes) // 2 :])}  # fmt: skip
+    began = process_time()
+    evaluator.losses(server.weights, texts().heldout[:32])
+    block, issue = (process_time() - began) / 32, min(found["issue"])
+    receive = min(found["receive"])
+    return {"values": values, "issue": issue, "receive": receive, "bytes": len(data), "block": block,
+            "close": min(found["close"][1:]) - receive}  # fmt: skip
 
 
 def measure(cell: Cell) -> dict[str, Any]:
@@ -517,7 +556,7 @@ def bounds(line: int) -> dict[str, Any] | None:
     if not (few and many):
         return None
     most = max(few["up"], few["down"]) / few["updates"]
-    each = (many["cpu_s"] - few["cpu_s"]) / (many["updates"] - few["updates"])
+    each = (many["cpu_s"] - few["cpu_s"]) / (many["updates"] - few["updates"])  # its judge included
     return {
         "line": line,
         "link": line * MBIT * few["round_s"] / most,
@@ -529,7 +568,9 @@ def bounds(line: int) -> dict[str, Any] | None:
 def summary() -> dict[str, Any]:
     """Return a row a cell, and where one keeper ends."""
     rows = [cell._asdict() | (KEPT.get(cell) or {}) for cell in cells()]
-    return {"rows": rows, "bounds": [found for line in LINES if (found := bounds(line))]}
+    shapes = [s for s, many in UPDATES.items() if all(KEPT.get(Cell("update", n, None, s)) for n in many)]
+    each = {shape: costs(shape)._asdict() for shape in shapes}
+    return {"rows": rows, "costs": each, "bounds": [x for line in LINES if (x := bounds(line))]}
 
 
 @tabled("members, simulated", "keeper's link", "a round", "samples/s", "keeper receives, sends a round",

@@ -9,6 +9,7 @@ from typing import Protocol, runtime_checkable
 import torch
 from torch import Tensor
 
+from thinwire.rounds.parameters import pieces
 from thinwire.spec import Spec
 from thinwire.types import InputError, ThinwireError, require
 
@@ -204,10 +205,12 @@ def summed(weights: Tensor, changes: Iterable[tuple[float, Tensor]]) -> Tensor:
     On the device of all of them, to the same bits on each: products are rounded before they are added, so
     that no processor's fused arithmetic makes a difference.
     """
-    total = torch.zeros(weights.shape, dtype=torch.float64, device=weights.device)
+    total = torch.zeros(weights.numel(), dtype=torch.float64, device=weights.device)
     for share, change in changes:
-        total += change.double().mul_(share)
-    return total
+        row = change.reshape(-1)
+        for part in pieces(row):
+            total[part] += row[part].double().mul_(share)
+    return total.view(weights.shape)
 
 
 def _total(weights: Sequence[float], arrivals: Sequence[ArrivedUpdate]) -> float:

@@ -23,6 +23,7 @@ from thinwire.staging import to_host
 from thinwire.types import ByteCursor, InputError, PayloadError, TensorSpec, require
 
 ROOM = 4096  # bytes of framing that a packet may add to its values
+PIECE = 1 << 16  # values that are summed at a time
 CHUNK = 1 << 20  # values that are mixed at a time
 NEAR = 1e-3  # by which the mixes of equal values differ at most, on any processor
 MOST = 1e140  # larger values, whose squares have no room, count as this
@@ -140,6 +141,15 @@ def _differ(a: Tensor | None, b: Tensor | None) -> Tensor:
         if (a.dtype, a.shape, a.device) == (b.dtype, b.shape, b.device):
             return torch.isclose(a, b, 0, 0, equal_nan=True).all().logical_not().double()
     return torch.ones((), dtype=torch.float64, device="cpu")
+
+
+def pieces(row: Tensor) -> Iterator[slice]:
+    """Yield parts of a row [N] to go through one by one, so that what is made of each stays in the caches.
+
+    On another device than the CPU the row is one part.
+    """
+    size = PIECE if row.device.type == "cpu" else max(1, row.numel())
+    return (slice(i, i + size) for i in range(0, row.numel(), size))
 
 
 def most_nbytes(values: int) -> int:

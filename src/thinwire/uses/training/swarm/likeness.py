@@ -7,6 +7,8 @@ import base64
 import torch
 from torch import Tensor
 
+from thinwire.rounds.parameters import pieces
+
 WIDTH = 512  # numbers of a sketch
 
 
@@ -29,13 +31,17 @@ class Sketches:
         self.values = values
         draw = torch.Generator().manual_seed(seed)
         signs = torch.randint(0, 2, (values,), generator=draw, dtype=torch.int8) * 2 - 1
-        self._signs = torch.nn.functional.pad(signs, (0, -values % WIDTH))
+        self._signs = signs
 
     def sums(self, row: Tensor) -> Tensor:
         """Return the sums [WIDTH] of a row [1, N], float64 on the CPU."""
         self._signs = self._signs.to(row.device)
-        padded = torch.nn.functional.pad(row.flatten().float(), (0, -self.values % WIDTH))
-        return (padded * self._signs).view(-1, WIDTH).sum(0, dtype=torch.float64).cpu()
+        row, found = row.flatten(), torch.zeros(WIDTH, dtype=torch.float64, device=row.device)
+        for part in pieces(row):
+            signed = row[part].float() * self._signs[part]
+            signed = torch.nn.functional.pad(signed, (0, -signed.numel() % WIDTH))
+            found += signed.view(-1, WIDTH).sum(0, dtype=torch.float64)
+        return found.cpu()
 
 
 def unit(sums: Tensor) -> Tensor:
