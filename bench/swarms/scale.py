@@ -229,11 +229,11 @@ class Host:
         self._left -= 1
         here = [c for c, peer in self.peers.items() if peer.there]
         self._round += 1
-        number, new = self._round, {c for c in here if self.peers[c].held is None}
+        number = self._round
         found = self.server.assignments()
         devices = [self.server.device(c) for c in found]
         values = self.server.weights.numel()
-        longest = min(self.limit, deadline(devices, list(found.values()), values, self.policy, new))
+        longest = min(self.limit, deadline(devices, list(found.values()), values, self.policy))
         self.deadlines.append(longest)
         self.world.at(max(self.world.now, self.cpu.free) + longest, lambda: self._end(number))
         return here
