@@ -26,7 +26,7 @@ from thinwire.rounds.client import Client
 from thinwire.rounds.download import DeltaDownload
 from thinwire.rounds.local_training import TrainingError
 from thinwire.rounds.model_copy import ModelCopy, sum_of
-from thinwire.rounds.parameters import unpack_row
+from thinwire.rounds.parameters import join_rows, unpack_row
 from thinwire.rounds.residuals import ClientResiduals
 from thinwire.rounds.update_messages import HEAD, UPDATE, Update, VersionForm, VersionMessage
 from thinwire.types import DesyncError, InputError, PayloadError
@@ -58,6 +58,10 @@ def values(value: float) -> Tensor:
     return row
 
 
+def joined(*widths: int, key: int = 1) -> bytes:
+    return join_rows([packet(torch.ones(1, n), key) for n in widths])
+
+
 BAD: dict[str, tuple[Callable[[Update], Update], str]] = {
     "another client's id": (lambda u: replace(u, client=2), "the id of client 2"),
     "another's packet": (lambda u: replace(u, packet=packet(values(1.0), 3)), "where 1 is expected"),
@@ -80,6 +84,11 @@ BAD: dict[str, tuple[Callable[[Update], Update], str]] = {
     "another dtype": (lambda u: replace(u, packet=packet(torch.zeros(1, N).half())), "float16"),
     "endless bytes": (lambda u: replace(u, packet=bytes(50_000)), "50046 bytes for 52 values"),
     "no packet": (lambda u: replace(u, packet=b""), "ends 8 bytes too early"),
+    "parts too few": (lambda u: replace(u, packet=joined(N - 1)), "joined rows ends"),
+    "parts too many": (lambda u: replace(u, packet=joined(20, N - 20, 1)), "too many behind joined rows"),
+    "a part too long": (lambda u: replace(u, packet=joined(1, N)), "over the limit of 204"),
+    "an empty part": (lambda u: replace(u, packet=joined(0, N)), "where (1, 52) is expected"),
+    "a part of another": (lambda u: replace(u, packet=joined(N, key=3)), "where 1 is expected"),
     "what leaves state": (lambda u: replace(u, packet=packet(values(1.0), memory=Delta())), "leave state"),
 }
 
