@@ -216,6 +216,20 @@ def test_the_gradients_of_two_halves_are_those_of_the_whole_model(
     torch.testing.assert_close(found, wanted, rtol=1e-4, atol=1e-6)
 
 
+def test_two_halves_have_all_adapters_of_the_whole_model() -> None:
+    pytest.importorskip("peft")
+    config = transformers.LlamaConfig(**tiny_models.LLAMA | TIED)
+    source = ModelSource("tiny", "llama", config, None, None)
+    parameters = Parameters(build_whole(source, 4, 0, ON_CPU))
+    row, found = parameters.read(), list[torch.Tensor]()
+    terms = SwarmTerms(0, parameters.numel, 16, 4, 4, 0, False, False, 0.0, 0.0, "k", 1)
+    for stage in range(2):
+        half = pair_program.make_half(SwarmJoinConfig(device="cpu"), terms, source, stage)
+        assert half.signature.digest == parameters.signature.digest and half.part.twin is None
+        found.append(half._parameters.read())
+    assert torch.equal(torch.cat(found, 1), row)
+
+
 def test_a_half_that_nobody_joins_or_that_cannot_be_says_why(place: Path) -> None:
     with pytest.raises(InputError, match="--stages 3 is neither 1, the whole model, nor 2"):
         SwarmJoinConfig(stages=3)

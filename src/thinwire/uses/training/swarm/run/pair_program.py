@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -14,7 +15,7 @@ from thinwire.links.security import read_token
 from thinwire.rounds.client import step_seconds
 from thinwire.rounds.client_profile import ClientPace
 from thinwire.rounds.model_copy import ModelCopy
-from thinwire.rounds.parameters import Parameters
+from thinwire.rounds.parameters import Parameters, Signature
 from thinwire.rounds.remote.remote_client import RemoteClient
 from thinwire.rounds.residuals import ClientResiduals
 from thinwire.runs.data.task import inputs, next_token_loss, targets
@@ -84,7 +85,12 @@ class Halving:
             return found
         if half is None or been != found.stage:
             half = self._half = make_half(self._config, terms, source, found.stage)
-        half.called = found.name
+        half.called, theirs = found.name, Signature.read(given.get("signature"))
+        if (
+            theirs is not None
+        ):  # frozen values are in no half whole: they are the kit's, whose digest is checked
+            same = half.part.signature._replace(sizes=theirs.sizes, mix=theirs.mix)
+            half.part = replace(half.part, signature=same)
         own = sum(many for _, many in half.part.spans)
         self._noted(f"{found.name} are one member, of which {self._name} trains {own:,} values")
         partner = self._met(Address.parse(peer, like=PORT, port=PORT), found.port, found.place, found.stage)
