@@ -13,7 +13,7 @@ import heapq
 import math
 import random
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -30,7 +30,7 @@ from thinwire.choosing.difference_codes import Sides
 from thinwire.links.trace import ConstantRate
 from thinwire.rounds.aggregation import Synchronous
 from thinwire.rounds.aggregation_server import Accepted, Server
-from thinwire.rounds.client_profile import ClientProfile
+from thinwire.rounds.client_profile import ClientPace, ClientProfile
 from thinwire.rounds.client_scheduler import ClientScheduler, MadeVersion
 from thinwire.rounds.download import DeltaDownload
 from thinwire.rounds.parameters import Parameters
@@ -55,7 +55,8 @@ from thinwire.uses.training.swarm.schedule import RoundRates
 from thinwire.uses.training.swarm.work_pool import WorkPool
 
 KEPT = Kept("scale")
-MEMBERS, ROUNDS, SEED = (4, 8, 16, 32, 64), 4, 0
+MEMBERS, ROUNDS, SEED = (4, 8, 16, 32, 64), {"keeper": 4, "tree": 8}, 0
+LAST = 3  # rounds that figures are of: a branch first learns how fast its members are
 LINES = (100, 1000)  # Mbit/s of a keeper or branch, each way, which all its transfers share
 BRANCHES = 8  # of a tree, each of so many members
 SMALL, LAB, LARGE = (1, 64, 2), (4, 256, 4), (4, 768, 12)  # layers, width, heads
@@ -329,7 +330,7 @@ class Swarm:
         self.top = Host(self.world, server, self.policy, self.line, self.cpu)
         self.branches: list[Host] = []
         self.made: list[MadeVersion] = []
-        self.spent: list[tuple[float, float]] = []
+        self.seen: list[dict[str, float]] = []  # what had been counted when each was made
 
     def judge(self, assigned: Callable[[int], Tensor | None], heldout: Tensor, cpu: Cpu) -> Gauntlet:
         """Return a judge whose time is the host's."""
@@ -351,14 +352,26 @@ class Swarm:
         first = self.evaluator.mean(self.top.server.weights, self.lesson.heldout[:64])
         self.top.schedule(self.note)
         self.world.run()
-        require(len(self.made) == ROUNDS, MeasurementError, f"{len(self.made)} rounds were made")
+        wrong = f"{len(self.made)} rounds were made"
+        require(len(self.made) == ROUNDS[self.cell.kind], MeasurementError, wrong)
         return self.figures(first)
 
     def note(self, made: MadeVersion) -> bool:
         """Keep what a round came to; say whether to go on."""
         self.made.append(made)
-        self.spent.append((self.cpu.charged, self.cpu.measured))
-        self.world.going = len(self.made) < ROUNDS
+        traffic = [self.top.server.traffic(c) for c in self.top.server.known]
+        self.seen.append(
+            {
+                "round_s": made.at,
+                "samples": self.top.conductor.tally.samples.total(),
+                "up": sum(t.up for t in traffic) * self.scale,
+                "down": sum(t.down for t in traffic) * self.scale,
+                "cpu_s": self.cpu.charged,
+                "cpu_small_s": self.cpu.measured,
+                "branch_cpu_s": sum(h.cpu.charged for h in self.branches) / max(1, len(self.branches)),
+            }
+        )
+        self.world.going = len(self.made) < ROUNDS[self.cell.kind]
         return self.world.going
 
     def profile(self, number: int, seed: int) -> ClientProfile:
@@ -413,11 +426,15 @@ class Swarm:
         self.branches.append(host)
         return host
 
+    def together(self, members: Sequence[ClientProfile]) -> ClientPace:
+        """Return how fast the members of a branch are together."""
+        return self.policy.pace(members, self.parameters.numel)
+
     def hang(self, host: Host, number: int) -> None:
         """Let a branch, with its members, be one member of the keeper."""
         server, world = host.server, self.world
         require(isinstance(server, BranchServer), TypeError, "a branch has a server of its own kind")
-        above = Branch(self.model, server, self.parameters)  # type: ignore[arg-type]
+        above = Branch(self.model, server, self.parameters, self.together)  # type: ignore[arg-type]
         above.id = number
         draw = {"step_seconds": above.pace().step_seconds, "samples": 1 << 20, "name": f"branch {number}"}
         profile = ClientProfile(number, up=self.line, down=self.line, delay=0.02, **draw)  # type: ignore[arg-type]
@@ -459,34 +476,21 @@ class Swarm:
         peer.answer = answer
 
     def figures(self, first: float) -> dict[str, Any]:
-        """Return the figures of all rounds but the first, bytes and CPU seconds as of ``gpt2-lab``."""
-        server, rounds = self.top.server, ROUNDS - 1
-        seconds = self.made[-1].at - self.made[0].at
-        traffic = [server.traffic(c) for c in server.known]
-        below = [h.server for h in self.branches] or [server]
-        judges = [s.judge for s in [server, *(below if self.branches else [])]]
-        samples = self.conductor_samples()
-        return {
+        """Return the figures of the last rounds, each; bytes and CPU seconds as of ``gpt2-lab``."""
+        server = self.top.server
+        last, before = self.seen[-1], self.seen[-1 - LAST]
+        found: dict[str, Any] = {name: (last[name] - before[name]) / LAST for name in last}
+        below = [server, *(h.server for h in self.branches)]
+        return found | {
             "values": self.parameters.numel,
-            "round_s": seconds / rounds,
-            "deadline_s": mean(self.top.deadlines),
-            "samples": samples,
-            "samples_s": samples / self.made[-1].at,
-            "up": sum(t.up for t in traffic) * self.scale / ROUNDS,
-            "down": sum(t.down for t in traffic) * self.scale / ROUNDS,
-            "cpu_s": (self.spent[-1][0] - self.spent[0][0]) / rounds,
-            "cpu_small_s": (self.spent[-1][1] - self.spent[0][1]) / rounds,
-            "branch_cpu_s": mean(h.cpu.charged for h in self.branches) / ROUNDS if self.branches else None,
-            "updates": mean(m.updates for m in self.made),
+            "deadline_s": mean(self.top.deadlines[-LAST:]),
+            "samples_s": found["samples"] / found["round_s"],
+            "updates": mean(m.updates for m in self.made[-LAST:]),
             "late": self.top.late + sum(h.late for h in self.branches),
             "again": self.pool.counts.again,
-            "named": sum(len(j.named) for j in judges if isinstance(j, Gauntlet)),
+            "named": sum(len(s.judge.named) for s in below if isinstance(s.judge, Gauntlet)),
             "loss": [first, self.evaluator.mean(server.weights, self.lesson.heldout[:64])],
         }
-
-    def conductor_samples(self) -> int:
-        """Return the samples of all updates that were taken."""
-        return self.top.conductor.tally.samples.total()
 
 
 def built(shape: tuple[int, int, int]) -> ModelStage:

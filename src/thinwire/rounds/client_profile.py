@@ -16,12 +16,13 @@ from thinwire.types import InputError, require
 class ClientPace(NamedTuple):
     """How fast a client is: ``step_seconds`` of each local step, and ``fixed`` seconds of a turn beside them.
 
-    ``members``: who train behind it, and share its steps.
+    ``members``: who train behind it, and share its steps. ``least``: steps, of which fewer take as long.
     """
 
     step_seconds: float
     fixed: float = 0.0
     members: int = 1
+    least: int = 1
 
 
 @dataclass(frozen=True)
@@ -41,6 +42,7 @@ class ClientProfile:
     name: str = ""  # as its owner calls it
     members: int = 1  # that train behind it, and share its steps
     fixed: float = 0.0  # seconds of a turn beside its steps and its own transfers
+    least: int = 1  # steps, of which fewer take as long
 
     def __post_init__(self) -> None:
         wrong = f"device {self.id} takes {self.step_seconds} s a step; give seconds above 0"
@@ -53,13 +55,15 @@ class ClientProfile:
         require(late, InputError, f"device {self.id} has a delay of {self.delay} s; give seconds from 0 up")
         require(self.samples > 0, InputError, f"device {self.id} has no samples; give each device some")
         require(
-            self.members > 0, InputError, f"device {self.id} is of {self.members} members; give 1 or more"
+            self.members > 0 < self.least,
+            InputError,
+            f"device {self.id} is of {self.members} members; give 1 or more",
         )
 
     @property
     def pace(self) -> ClientPace:
         """How fast it is."""
-        return ClientPace(self.step_seconds, self.fixed, self.members)
+        return ClientPace(self.step_seconds, self.fixed, self.members, self.least)
 
     def seconds(self, steps: int, up: float, down: float = 0.0) -> float:
         """Return how long a turn of ``steps`` local steps takes that sends ``up`` bytes and gets ``down``."""

@@ -10,7 +10,7 @@ from __future__ import annotations
 import queue
 import threading
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple, Protocol
 
@@ -139,15 +139,21 @@ class Branch(Client):
     """The client that a branch is for the server above: its local steps are a round of ``server``.
 
     ``train`` is called where the server above is listened to, and waits for the round; ``ready`` is called
-    where the clients are, between two rounds.
+    where the clients are, between two rounds. ``planned``: how fast clients are together.
     """
 
-    def __init__(self, model: nn.Module, server: BranchServer, parameters: Parameters) -> None:
+    def __init__(
+        self,
+        model: nn.Module,
+        server: BranchServer,
+        parameters: Parameters,
+        planned: Callable[[Sequence[ClientProfile]], ClientPace],
+    ) -> None:
         super().__init__(
             0, model, _Behind(), ClientResiduals(), parameters=parameters, copy=server.passed.copy
         )
         self.server, self.begun = server, threading.Event()  # set once the clients are gathered
-        server.summed = self._answer
+        server.summed, self._planned = self._answer, planned
         self._lock = threading.Lock()
         self._coming: VersionMessage | None = None  # not begun yet
         self._ahead: VersionMessage | None = None  # not held yet
@@ -158,10 +164,10 @@ class Branch(Client):
         self._found: queue.Queue[tuple[int, RoundSum | ThinwireError | None]] = queue.Queue()
 
     def pace(self, seconds: float = 0.0, steps: int = 1) -> ClientPace:
-        """Return how fast its clients are together; what a turn takes beside their steps is ``fixed``."""
-        devices = [self.server.device(c) for c in self.server.clients]
-        each = 1 / sum(1 / d.step_seconds for d in devices) if devices else 1.0
-        return ClientPace(each, max(0.0, seconds - steps * each), max(1, sum(d.members for d in devices)))
+        """Return how fast its clients are together, and what a turn takes beside that."""
+        planned = self._planned([self.server.device(c) for c in self.server.clients])
+        more = seconds - planned.fixed - max(steps, planned.least) * planned.step_seconds
+        return planned._replace(fixed=planned.fixed + max(0.0, more))
 
     @property
     def most_samples(self) -> int:

@@ -23,7 +23,7 @@ from thinwire.rounds.remote.control_messages import (
     text,
     whole,
 )
-from thinwire.rounds.update_messages import Held, VersionMessage
+from thinwire.rounds.update_messages import MAX_STEPS, Held, VersionMessage
 from thinwire.types import InputError, PayloadError, require
 
 KIT_PIECE = 1 << 15  # bytes
@@ -251,11 +251,12 @@ def held_in(values: dict[str, Any]) -> Held | None:
 
 def pace_in(values: dict[str, Any]) -> ClientPace:
     """Return how fast a client says that it is. Errors: ``PayloadError``."""
-    step, fixed, members = positive(values, "step_seconds"), values.get("fixed"), whole(values, "members")
+    step, fixed = positive(values, "step_seconds"), values.get("fixed")
+    members, least = whole(values, "members"), whole(values, "least")
     known = isinstance(fixed, (int, float)) and 0 <= fixed < GREATEST
-    timed = step < math.inf and known and 1 <= members <= MOST_MEMBERS
+    timed = step < math.inf and known and 1 <= members <= MOST_MEMBERS and 1 <= least <= MAX_STEPS
     require(timed, PayloadError, "a client does not say how long its steps take, and of how many members")
-    return ClientPace(step, float(fixed or 0), members)
+    return ClientPace(step, float(fixed or 0), members, least)
 
 
 def name_in(values: dict[str, Any]) -> str:
@@ -267,7 +268,7 @@ def paces_differ(a: ClientPace, b: ClientPace) -> bool:
     """Return whether a client's pace has changed enough for assignments to be made again."""
     turns = (a.fixed + a.step_seconds * STEPS, b.fixed + b.step_seconds * STEPS)
     changed = differs(*turns) or differs(a.step_seconds, b.step_seconds or math.inf)
-    return changed or a.members != b.members
+    return changed or a.members != b.members or differs(a.least, b.least)
 
 
 def differs(a: float, b: float) -> bool:

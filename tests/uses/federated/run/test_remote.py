@@ -305,10 +305,11 @@ class Stranger:
             "step_seconds": 0.1,
             "fixed": 0,
             "members": 1,
+            "least": 1,
             "down": None,
             "delay": 0.01,
         }
-        values |= {"fixed": 0, "members": 1, "delay": 0.01, "held": None}
+        values |= {"fixed": 0, "members": 1, "least": 1, "delay": 0.01, "held": None}
         values |= {"after": 0, "trained": 0, "partial": 0, "have": 0} | odd
         self.say(pack(Word.HELLO, **values))
 

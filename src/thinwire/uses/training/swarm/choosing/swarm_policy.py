@@ -16,7 +16,7 @@ from thinwire.choosing.difference_codes import (
 )
 from thinwire.codecs import Codec, DeadZone, Entropy, Factors, Uniform
 from thinwire.codecs.deadzone import step_for
-from thinwire.rounds.client_profile import Assignment, ClientProfile, Situation
+from thinwire.rounds.client_profile import Assignment, ClientPace, ClientProfile, Situation
 from thinwire.spec import Spec
 from thinwire.types import InputError, require
 
@@ -86,6 +86,16 @@ class Together(Spec):
         if self.together:
             found = _fewer(found, sum(steps for steps, _ in found) - self.together)
         return [_explained(m, *each, down, seconds) for m, each in zip(members, found, strict=True)]
+
+    def pace(self, devices: Sequence[ClientProfile], values: int) -> ClientPace:
+        """Return how fast members are together who are all busy until the slowest has taken a step."""
+        members, ways, down = [_guessed(d) for d in devices], self._ways(values), self._down(values)
+        limit = self._limit(members, ways, down)
+        first = max((t for m in members if (t := _least(m, ways, down)) <= limit), default=1.0)
+        once, twice = (sum(_best(m, ways, down, t)[0] for m in members) or 1 for t in (first, 2 * first))
+        each = first / ((twice - once) or once)
+        many = max(1, sum(m.members for m in members))
+        return ClientPace(each, max(0.0, first - once * each), many, once)
 
     def _ways(self, values: int) -> list[_Way]:
         """Return the codes to choose from, those that cost training least first."""
@@ -185,20 +195,18 @@ def _fewer(found: list[tuple[int, _Way]], over: int) -> list[tuple[int, _Way]]:
 
 
 def _least(member: ClientProfile, ways: Sequence[_Way], down: float) -> float:
-    """Return how long a member's shortest turn takes: a step, of a branch one of each member behind it."""
-    return min(member.seconds(member.members, way.nbytes, down) for way in ways)
+    """Return how long a member's shortest turn takes."""
+    return min(member.seconds(member.least, way.nbytes, down) for way in ways)
 
 
 def _best(member: ClientProfile, ways: Sequence[_Way], down: float, seconds: float) -> tuple[int, _Way]:
     """Return the steps and the code by which ``seconds`` of a member are worth most."""
     found = [((seconds - member.seconds(0, way.nbytes, down)) / member.step_seconds, way) for way in ways]
     able = [
-        (min(steps, MOST_STEPS * member.members), way)
-        for steps, way in found
-        if steps >= member.members - 1e-9
+        (min(steps, MOST_STEPS * member.members), way) for steps, way in found if steps >= member.least - 1e-9
     ]
     if not able:
-        return member.members, min(ways, key=lambda way: way.nbytes)
+        return member.least, min(ways, key=lambda way: way.nbytes)
     steps, way = max(able, key=lambda each: (each[0] / each[1].cost, -each[1].nbytes))
     return max(1, int(steps + 1e-9)), way
 

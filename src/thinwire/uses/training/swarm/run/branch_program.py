@@ -5,11 +5,12 @@ from __future__ import annotations
 import dataclasses
 import socket
 import threading
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from thinwire.links.hub.hub import Hub
 from thinwire.links.security import read_token
+from thinwire.rounds.client_profile import ClientPace, ClientProfile
 from thinwire.rounds.remote.branch import Branch, BranchServer
 from thinwire.rounds.remote.control_messages import MOST_NAME
 from thinwire.rounds.remote.remote_client import RemoteClient
@@ -76,7 +77,7 @@ class BranchKeeper(Keeper):
         self, config: SwarmConfig, told: Told, noted: Callable[[str], object], taught: Taught
     ) -> None:
         super().__init__(config, told, noted, taught)
-        self.above = self.branch = Branch(taught.model, self._own, taught.parameters)
+        self.above = self.branch = Branch(taught.model, self._own, taught.parameters, self._together)
         self._name = config.name or socket.gethostname()[:MOST_NAME]
 
     def _server(self) -> BranchServer:
@@ -84,6 +85,9 @@ class BranchKeeper(Keeper):
         require(isinstance(share, PassedShare), InputError, "a branch divides the share that it is given")
         self._own = BranchServer(self.taught.parameters, self._divided, share, self._judge())  # type: ignore[arg-type]
         return self._own
+
+    def _together(self, members: Sequence[ClientProfile]) -> ClientPace:
+        return self._policy.pace(members, self.taught.parameters.numel)
 
     def _divided(self, steps: int) -> Together:
         return dataclasses.replace(self._policy, together=steps)
