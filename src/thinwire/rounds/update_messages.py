@@ -2,7 +2,7 @@
 
 magic "TF", format u8 (4), kind u8 (1: update, 2: version), crc32 u32 over all that follows
 update: client u64, sequence u64, version u64, samples u64, steps u32, gaps u16, each gap: first u32,
-    samples u32; one packet as channels/wire.py has it
+    samples u32; one packet as channels/wire.py has it, or several as join_rows of parameters.py does
 version: number u64, sequence u64, confirmed u64, check u32, form u8, packets u16, steps u32, rate f64,
     model u64, seconds f64, codec (u16 length, ASCII), work (u32 length, bytes), each packet:
     length u32, bytes as channels/wire.py or state/patches/patch.py

@@ -135,9 +135,7 @@ class RemoteClient:
         Errors: ``LinkError`` where none comes within ``patience`` seconds.
         """
         end = time.monotonic() + patience
-        what = (
-            f"no other half came to {self._spoke.peer} for {patience:g} s; start one more member as this one"
-        )
+        what = f"no other half came to {self._spoke.peer} for {patience:g} s; start one more"
         self._spoke.send(pack(Word.PAIR, been=been))
         asked = True
         while True:

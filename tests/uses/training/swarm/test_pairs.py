@@ -19,7 +19,7 @@ from thinwire.rounds.parameters import Parameters
 from thinwire.rounds.update_messages import Update, VersionMessage
 from thinwire.runs.machine.compute import ON_CPU
 from thinwire.runs.models.model_source import ModelSource
-from thinwire.types import InputError, ThinwireError
+from thinwire.types import InputError, LinkError, ThinwireError
 from thinwire.uses.kinds import load_run
 from thinwire.uses.training.swarm import scoring
 from thinwire.uses.training.swarm.member import SwarmMember
@@ -102,7 +102,7 @@ class Emil(SwarmMember):
 def test_a_pair_and_a_whole_member_train_one_model_and_a_half_that_froze_is_replaced(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    halves, make_half = dict[str, Any](), pair_program.make_half
+    halves, make_half, over = dict[str, Any](), pair_program.make_half, threading.Event()
     monkeypatch.setattr(pair_crossing, "WAIT", 2.0)
 
     def made(config: SwarmJoinConfig, *args: Any) -> Any:
@@ -113,7 +113,8 @@ def test_a_pair_and_a_whole_member_train_one_model_and_a_half_that_froze_is_repl
             def freeze(version: VersionMessage, start: torch.Tensor) -> torch.Tensor:
                 versions.extend([version.number] * len(version.packets))
                 if len(versions) > 2:
-                    Emil.replaced.wait(60)
+                    over.wait(60)
+                    raise InputError("it froze")  # or it would come back, as half of another pair
                 return steps(version, start)
 
             half.part_of_steps = freeze
@@ -143,13 +144,15 @@ def test_a_pair_and_a_whole_member_train_one_model_and_a_half_that_froze_is_repl
     keeper = OnThread(keep)
     assert listens.wait(60), keeper.found
 
-    def joined(name: str, stages: int = 2) -> OnThread:
+    def joined(name: str, stages: int = 2, patience: float = 30.0) -> OnThread:
         who = {"address": f"127.0.0.1:{ports[0]}", "token_file": str(place / "token"), "device": "cpu"}
-        config = SwarmJoinConfig.from_dict(who | {"name": name, "stages": stages, "patience": 30.0})
+        config = SwarmJoinConfig.from_dict(who | {"name": name, "stages": stages, "patience": patience})
         if stages == 2:
             return OnThread(lambda noted: pair_program.join_half(config, noted))
         return OnThread(lambda noted: join(config, noted, Emil))
 
+    with pytest.raises(LinkError, match=r"no other half came to 127.* for 0.5 s; start one more"):
+        joined("carl", patience=0.5).end()
     anna = joined("anna")
     assert keeper.said("anna waits for another half")
     joined("bert")
@@ -158,9 +161,12 @@ def test_a_pair_and_a_whole_member_train_one_model_and_a_half_that_froze_is_repl
     assert anna.said("anna waits for another half") and anna.said("anna+bert has lost a half: waited 2 s")
     dora = joined("dora")
     assert keeper.said("anna+dora (client")
+    alone = joined("fritz")
+    assert keeper.said("fritz waits for another half")
     Emil.replaced.set()
-    assert [m.end() for m in (anna, dora, emil)] == [ROUNDS] * 3
+    assert [m.end() for m in (anna, dora, emil, alone)] == [ROUNDS] * 4
     keeper.end()
+    over.set()
     record = load_run(tmp_path)
     assert isinstance(record, SwarmRecord)
     first, last = record.loss.eval_first, record.loss.eval_final
