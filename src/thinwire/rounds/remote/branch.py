@@ -24,6 +24,7 @@ from thinwire.rounds.download import PassedDownload, PassedSender
 from thinwire.rounds.judging import Judge
 from thinwire.rounds.local_training import Decay
 from thinwire.rounds.parameters import Parameters
+from thinwire.rounds.remote.client_handshake import MOST_MEMBERS
 from thinwire.rounds.residuals import ClientResiduals
 from thinwire.rounds.update_messages import Update, VersionMessage
 from thinwire.rounds.work import WorkSource
@@ -167,7 +168,8 @@ class Branch(Client):
         """Return how fast its clients are together, and what a turn takes beside that."""
         planned = self._planned([self.server.device(c) for c in self.server.clients])
         more = seconds - planned.fixed - max(steps, planned.least) * planned.step_seconds
-        return planned._replace(fixed=planned.fixed + max(0.0, more))
+        many = min(planned.members, MOST_MEMBERS)
+        return planned._replace(fixed=planned.fixed + max(0.0, more), members=many)
 
     @property
     def most_samples(self) -> int:

@@ -31,7 +31,7 @@ PROBES, PROBE_SIZE = 4, 3900  # messages that are timed at the start, and bytes 
 HERE_ALREADY = (
     "client {} is here already; give another number, or none; if this one was that before, try again in 10 s"
 )
-MOST_MEMBERS = 1 << 16  # behind a branch
+MOST_MEMBERS = 256  # behind a branch: what it says of itself bounds the samples that it is given
 STEPS = 10  # by which paces are compared
 CHANGED = 1.25  # a speed that differs by this factor is another one: assignments are made again
 

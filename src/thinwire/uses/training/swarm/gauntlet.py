@@ -35,7 +35,8 @@ Who fails in two of its last three rounds is named, and has no weight until it h
 a row. Between none and full, weights follow from lengths and copies alone: gains of honest members of as
 many steps differ by 5 to 25 % in a round, which is not worth a weight.
 
-Not stopped: a majority that lies together says what is usual. Poison that helps the blocks held out, or is
+Not stopped: a majority that lies together says what is usual. One that says it is a branch of many counts
+for as many as it says. Poison that helps the blocks held out, or is
 too slight for them (shuffled labels help in the first two rounds). A liar with own data late
 in training, where honest gains are no clearer than chance. Mixtures of others' updates, for the first 16
 rounds. A member that is honest only while it is new. A lone member with own data, which nothing can be held

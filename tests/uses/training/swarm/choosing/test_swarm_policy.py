@@ -127,3 +127,18 @@ def test_a_client_sends_factors_of_its_own_matrices() -> None:
     moved = start - torch.cat([p.detach().reshape(1, -1) for p in net.parameters()], 1)
     found = unpack_row(packet, start.numel(), 0)
     assert len(packet) < 1500 and (found - moved).norm() < 0.1 * moved.norm()
+
+
+def test_steps_that_are_done_together_are_divided_and_a_branch_is_as_fast_as_its_members() -> None:
+    members = [member(i, step, mbit) for i, (step, mbit) in enumerate([(0.1, 1000), (0.5, 100), (2.0, 20)])]
+    for together in (3, 20, 77, 150):
+        found = replace(POLICY, together=together).assign(members, Situation(values=VALUES))
+        assert sum(a.steps for a in found) == together and min(a.steps for a in found) >= 1
+    assert sum(a.steps for a in replace(POLICY, together=400).assign(members, Situation(values=VALUES))) == 150
+    pace = POLICY.pace(members, VALUES)
+    branch = replace(member(9, 1.0, 100), **pace._asdict())
+    found = replace(POLICY, together=2 * pace.least).assign(members, Situation(values=VALUES))
+    longest = max(m.seconds(a.steps, nbytes(POLICY, a.codec)) for m, a in zip(members, found, strict=True))
+    assert pace.members == 3 and longest == pytest.approx(branch.seconds(2 * pace.least, 0), rel=0.3)
+    greedy = replace(branch, members=2, least=1 << 20)
+    assert POLICY.assign([greedy, *members], Situation(values=VALUES))[0].steps <= 2 * MOST_STEPS

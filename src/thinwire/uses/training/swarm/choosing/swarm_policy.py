@@ -163,9 +163,9 @@ def deadline(
 
 
 def _guessed(device: ClientProfile) -> ClientProfile:
-    """Return a device with a guess of what was not measured."""
+    """Return a device with a guess of what was not measured, and no more steps at least than it may take."""
     up, down = (GUESS if math.isinf(rate) else rate for rate in (device.up, device.down))
-    return replace(device, up=up, down=down)
+    return replace(device, up=up, down=down, least=min(device.least, MOST_STEPS * device.members))
 
 
 def _longer(first: float) -> Iterator[float]:
