@@ -28,7 +28,8 @@ def headline(runs: Runs) -> str:
     record = runs[0].record
     loss, clean = record.loss.eval_final, record.clean_loss
     if loss is None:
-        return "no round was made"
+        many = len(record.rounds)  # a branch evaluates nothing: its keeper does
+        return f"{many} rounds, whose loss is at the keeper" if many else "no round was made"
     beside = f", {loss / clean - 1:+.1%} of a run in which all stayed and none lied" if clean else ""
     held = set(record.equal.values())
     same = (
