@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from torch.optim import Optimizer
 
     from thinwire.uses.training.swarm.loop import SwarmLoop
+    from thinwire.uses.training.swarm.run.options import SwarmConfig
     from thinwire.uses.training.swarm.run.record import SwarmRecord
 
 __all__ = ["join", "keep", "serve"]
@@ -39,8 +40,9 @@ def join(
     """Let the steps of ``optimizer`` be local steps of the swarm at ``address``, ``HOST:PORT``.
 
     Weights and learning rate come from the keeper with each round; the model must have the parameters of the
-    keeper's by name, shape and type. ``samples``: how many a step is of. ``patience``: seconds without a sign
-    of the keeper. Errors: ``InputError`` where the model is another; ``LinkError`` naming the keeper.
+    keeper's by name, shape and type. ``samples``: how many a step is of, at most the keeper's ``batch``.
+    ``patience``: seconds without a sign of the keeper. Errors: ``InputError`` where the model is another;
+    ``LinkError`` naming the keeper.
     """
     from thinwire.links.address import Address
     from thinwire.links.security import read_token
@@ -67,7 +69,8 @@ def keep(
     ``announce`` is told the port as soon as the keeper listens. ``heldout`` returns the loss of the model on
     data that nobody trains on. With ``losses``, one a sample, of ``samples`` [n, ...] that nobody trains on,
     members' updates are scored, and those that harm do not count. ``options``: those of ``thinwire swarm`` by
-    name (``rounds``, ``lr``, ``listen``, ``out``, ...). At the end the model has the newest weights.
+    name (``rounds``, ``lr``, ``listen``, ``out``, ...); a member's step counts for at most ``batch``
+    samples. At the end the model has the newest weights.
     Errors: ``InputError``; ``LinkError`` where nobody comes.
     """
     from thinwire.uses.training.swarm.run.taught import of_module
@@ -76,7 +79,7 @@ def keep(
         {"model": type(model).__name__, **options},
         announce,
         noted,
-        of_module(model, heldout, losses, samples),
+        lambda config: of_module(model, heldout, losses, samples, config.batch),
     )
 
 
@@ -94,7 +97,10 @@ def serve(
 
 
 def _kept(
-    options: dict[str, Any], announce: Callable[[int], object], noted: Callable[[str], object], taught: Any
+    options: dict[str, Any],
+    announce: Callable[[int], object],
+    noted: Callable[[str], object],
+    taught: Callable[[SwarmConfig], Any] | None,
 ) -> SwarmRecord:
     from thinwire.runs.records.folder_lock import holding
     from thinwire.uses.kinds import load_run
@@ -103,5 +109,6 @@ def _kept(
 
     config = SwarmConfig.from_dict(options)
     with holding(config.out):
-        Keeper(config, lambda *_: None, noted, taught).run(lambda hub: announce(hub.port))
+        lesson = taught(config) if taught is not None else None
+        Keeper(config, lambda *_: None, noted, lesson).run(lambda hub: announce(hub.port))
     return load_run(config.out)  # type: ignore[return-value]

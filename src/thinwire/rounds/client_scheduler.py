@@ -17,6 +17,7 @@ SILENCE = 100  # turns in a row that may end without an update where there are n
 NAMED = 8  # clients that an error names
 REST = 6  # doublings of how long a client that does not answer in time is left out
 KEPT = 100  # refusals of a client that are kept; of more, the last one says so
+MANY = 1 << 12  # clients of which any are: who calls itself another each time fills no memory
 
 
 @dataclass
@@ -49,6 +50,8 @@ class TurnCounts:
 
     def refuse(self, at: float, refusal: Rejected) -> None:
         """Note why an update was not taken, or did not come; of one client not without end."""
+        if refusal.client not in self._refusals and len(self._refusals) >= MANY:
+            return
         self._refusals[refusal.client] += 1
         many = self._refusals[refusal.client]
         if many == KEPT:

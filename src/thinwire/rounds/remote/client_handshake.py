@@ -207,7 +207,9 @@ class ClientSession:
         return self.version.sequence if self.version is not None else 0
 
     def end_turn(self) -> None:
-        """Nothing is under way any more."""
+        """Nothing is under way any more; a version that left whole is there before what follows it."""
+        if self.version is not None and self.down is not None and self.down.sent:
+            self.held = self.version.held or self.held
         self.version = self.down = self.up = None
 
 

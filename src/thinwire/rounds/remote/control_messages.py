@@ -153,6 +153,11 @@ class Sending:
         return len(self._data)
 
     @property
+    def sent(self) -> bool:
+        """Whether all of it has left."""
+        return self._next == len(self._data)
+
+    @property
     def done(self) -> bool:
         """Whether the receiver has all of it."""
         return self._there == len(self._data)

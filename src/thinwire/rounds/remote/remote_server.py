@@ -444,10 +444,8 @@ class RemoteServer:
     def _has(self, session: ClientSession, values: dict[str, Any]) -> None:
         """Note how much of what is under way to a client is there."""
         number, have = whole(values, "number"), whole(values, "have")
-        if session.down is not None and session.version is not None and number == session.down.number:
+        if session.down is not None and number == session.down.number:
             session.down.heard(have)
-            if session.down.done:  # it leads on from that, even if its update comes too late
-                session.held = session.version.held or session.held
         elif session.ahead is not None and number == session.ahead.number:
             self.server.traffic(session.client).down += session.ahead.heard(have)
             if session.ahead.done:
@@ -534,7 +532,7 @@ class RemoteServer:
         found = self.server.receive(session.client, up.data)
         if isinstance(found, Accepted) and version is not None:
             self._heard = time.monotonic()
-            session.after, session.held = version.sequence, version.held or session.held
+            session.after = version.sequence
         self._ended(session, found)
 
     def _ended(self, session: ClientSession, found: Accepted | Rejected) -> None:

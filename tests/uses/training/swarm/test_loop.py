@@ -96,6 +96,28 @@ def test_loops_train_one_model_and_one_may_leave(tmp_path: Path) -> None:
     assert loss(kept.model).item() == pytest.approx(last)
 
 
+def test_who_claims_more_samples_than_its_steps_have_is_refused_by_name(tmp_path: Path) -> None:
+    kept = Kept(tmp_path, rounds=4, members=2)
+    honest = threading.Thread(target=train, args=(kept.port, "a"), daemon=True)
+    honest.start()
+    model = net()
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1.0)
+    with pytest.raises(InputError, match="samples=9, and the keeper counts 8 a step at most"):
+        swarm.join(model, optimizer, f"127.0.0.1:{kept.port}", samples=9, patience=30)
+    with swarm.join(model, optimizer, f"127.0.0.1:{kept.port}", name="liar", patience=30) as joined:
+        joined._data._each = 10**6  # from its next round on
+        while not joined.over:
+            optimizer.zero_grad()
+            loss(model).backward()
+            optimizer.step()
+    record = kept.join()
+    honest.join(30)
+    by_name = {m.name: m for m in record.members}
+    reason = by_name["liar"].refused[0]
+    assert "it says that it was trained on" in reason and "000000 samples, and was given" in reason
+    assert by_name["a"].rounds == 4 and not by_name["a"].refused and by_name["liar"].samples < 1000
+
+
 def test_another_model_is_refused_and_a_silent_keeper_named(tmp_path: Path) -> None:
     kept = Kept(tmp_path, rounds=1)
     other = nn.Linear(6, 2)

@@ -54,7 +54,11 @@ class SwarmLoop:
         self._changes: queue.Queue[Tensor | None] = queue.Queue()
         self._data = _Steps(samples)
         self.over, self.rounds = False, 0
-        member = _LoopMember(self, whole(remote.terms(), "client"), model, self._data, self._parameters)
+        terms = remote.terms()
+        most = whole(terms, "batch") if "batch" in terms else samples
+        wrong = f"samples={samples}, and the keeper counts {most} a step at most; give that or keep(batch=)"
+        require(samples <= most, InputError, wrong)
+        member = _LoopMember(self, whole(terms, "client"), model, self._data, self._parameters)
         self._thread = threading.Thread(target=self._serve, args=(remote, member), name="swarm", daemon=True)
         self._thread.start()
         self._handle = optimizer.register_step_post_hook(lambda *_: self._stepped())

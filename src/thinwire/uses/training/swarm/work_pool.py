@@ -157,7 +157,7 @@ def parted(ids: Sequence[int], left: Iterable[tuple[int, int]]) -> tuple[list[in
 
 
 class OwnWork:
-    """Members train on samples of their own, ``batch`` a local step: only how many is known."""
+    """Members train on samples of their own, at most ``batch`` a local step: only how many is known."""
 
     def __init__(self, batch: int) -> None:
         self._batch, self._given = batch, dict[int, int]()
@@ -175,7 +175,7 @@ class OwnWork:
         """Nothing was given that others could have."""
 
     def samples(self, client: int) -> int:
-        """Return how many samples the steps of ``client`` take."""
+        """Return how many samples the steps of ``client`` take at most: no update counts for more."""
         return self._given.get(client, 0)
 
     def state(self) -> dict[str, Any]:

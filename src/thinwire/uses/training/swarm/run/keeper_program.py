@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Callable
+from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -70,11 +71,13 @@ class Keeper:
                 recorder.record.notes.append(str(e))
             raise
         finally:
-            if recorder is not None and host is not None:
-                self._save_model()
-                recorder.close(status, host, host.ended, host.kit_bytes)
             relay.close()
             hub.close()
+            # a full disk is told once, by the first error
+            with suppress(OSError) if status == "failed" else nullcontext():
+                if recorder is not None and host is not None:
+                    self._save_model()
+                    recorder.close(status, host, host.ended, host.kit_bytes)
 
     def _server(self) -> Server:
         config, taught = self.config, self.taught

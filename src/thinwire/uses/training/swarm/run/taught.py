@@ -92,14 +92,18 @@ def of_module(
     heldout: Callable[[nn.Module], float] | None = None,
     losses: Callable[[nn.Module, Tensor], Tensor] | None = None,
     samples: Tensor | None = None,
+    batch: int = 8,
 ) -> Taught:
     """Return any module, for members that have the same one in a loop of their own.
+
+    ``batch``: how many samples a step of theirs counts for at most.
 
     Errors: ``InputError`` for losses without samples, or samples without losses.
     """
     both = (losses is None) == (samples is None)
     require(both, InputError, "losses and samples go together: updates are scored by the losses of samples")
-    taught, device = Taught(model, scored=samples), next(model.parameters()).device
+    taught = Taught(model, work=OwnWork(batch), scored=samples, terms={"batch": batch})
+    device = next(model.parameters()).device
 
     def worth(row: Tensor, of: Callable[[], T]) -> T:
         with evaluating(model, taught.parameters, row):
