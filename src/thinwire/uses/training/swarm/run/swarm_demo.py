@@ -31,7 +31,7 @@ from thinwire.uses.training.swarm.run.record import RoundMetrics, SwarmRecord
 
 PROGRAM = "thinwire.uses.training.swarm.run.swarm_demo:run_rank"
 PATIENCE = 300.0  # seconds
-LIAR = 2  # the rank of the one that lies
+FIRST_LIAR = 2  # the rank of the first that lies
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,12 @@ class SwarmDemoConfig(RunConfig):
         5, "Members", "How often one leaves and another joins.", metavar="N", least=0, most=8
     )
     every: float = option(20.0, "Members", "Seconds from one change to the next.", metavar="SECONDS", above=0)
-    lie: str = option("turned", "Members", "What one member sends; empty: nobody lies.", metavar="LIE")
+    lies: str = option(
+        "turned",
+        "Members",
+        "What members that lie send, one each; empty: nobody lies.",
+        metavar="LIES",
+    )
 
     @property
     def keeper(self) -> SwarmConfig:
@@ -54,6 +59,14 @@ class SwarmDemoConfig(RunConfig):
     @property
     def ranks(self) -> int:
         return 1 + self.there + self.changes
+
+    @property
+    def liars(self) -> dict[int, str]:
+        """The lie of each rank that lies."""
+        return dict(enumerate(filter(None, self.lies.split(",")), FIRST_LIAR))
+
+
+Kinds = Callable[[SwarmDemoConfig, int], type[SwarmMember]]
 
 
 @dataclass
@@ -80,14 +93,16 @@ class _Play:
         left = self.config.ranks - len(self.workers.processes)
         if time.monotonic() >= self.due and left > 0 and not self.over:
             self.due += self.config.every
-            gone = next(rank for rank in self.there if rank != LIAR)
+            gone = next(rank for rank in self.there if rank not in self.config.liars)
             self.there.remove(gone)
             self.workers.order(gone, "vanish")
             self.start_member()
 
 
-def play(config: SwarmDemoConfig, told: Callable[[str], object]) -> SwarmRecord:
+def play(config: SwarmDemoConfig, told: Callable[[str], object], program: str = PROGRAM) -> SwarmRecord:
     """Run the swarm, then the same samples with all staying and nobody lying; return the record.
+
+    ``program``: of each process, ``MODULE:FUNCTION``.
 
     Errors: what a process said that failed.
     """
@@ -96,7 +111,7 @@ def play(config: SwarmDemoConfig, told: Callable[[str], object]) -> SwarmRecord:
     with ExitStack() as stack:
         stack.enter_context(stopped_by_signals())
         place = stack.enter_context(launcher_of(config, check=False))
-        _run(config, stack, place, told)
+        _run(config, stack, place, told, program)
         record = load_run(folder, SwarmRecord)
         record.link = link_of(config)
         write_json(folder / RUN, record.to_dict())
@@ -104,13 +119,15 @@ def play(config: SwarmDemoConfig, told: Callable[[str], object]) -> SwarmRecord:
     record = load_run(folder, SwarmRecord)
     told("the same samples again, by members that all stay and none of which lies")
     record.clean_loss = clean_loss(
-        config.keeper, config.there - bool(config.lie), int(record.totals["samples"])
+        config.keeper, config.there - len(config.liars), int(record.totals["samples"])
     )
     write_json(folder / RUN, record.to_dict())
     return record
 
 
-def _run(config: SwarmDemoConfig, stack: ExitStack, place: Launcher, told: Callable[[str], object]) -> None:
+def _run(
+    config: SwarmDemoConfig, stack: ExitStack, place: Launcher, told: Callable[[str], object], program: str
+) -> None:
     names = ["keeper", *(f"member {k}" for k in range(1, config.ranks))]
     plays: list[_Play] = []
 
@@ -120,7 +137,7 @@ def _run(config: SwarmDemoConfig, stack: ExitStack, place: Launcher, told: Calla
         if heard is not None and heard[1]["kind"] in ("round", "note"):
             told(heard[1]["text"])
 
-    workers = stack.enter_context(Workers(place, PROGRAM, names, turn=turn))
+    workers = stack.enter_context(Workers(place, program, names, turn=turn))
     workers.start(config)
     said = workers.until("listening", 0)
     made = _Play(config, workers, f"{said['port']} {said['token']}")
@@ -132,14 +149,20 @@ def _run(config: SwarmDemoConfig, stack: ExitStack, place: Launcher, told: Calla
     workers.dismiss()
 
 
-def run_rank(config: SwarmDemoConfig) -> None:
-    """Keep the swarm as the first rank, train as another."""
+def kind_of(config: SwarmDemoConfig, rank: int) -> type[SwarmMember]:
+    """Return what kind of member a rank is."""
+    lie = config.liars.get(rank)
+    return type("Liar", (Liar,), {"lie": lie}) if lie else SwarmMember
+
+
+def run_rank(config: SwarmDemoConfig, kinds: Kinds = kind_of) -> None:
+    """Keep the swarm as the first rank, train as another, of which ``kinds`` says what it is."""
     rank, _ = rank_and_world()
     torch.set_num_threads(1)
     if rank == 0:
         _keep(config)
     else:
-        _take_part(config, rank)
+        _take_part(rank, kinds(config, rank))
 
 
 def _keep(config: SwarmDemoConfig) -> None:
@@ -156,13 +179,11 @@ def _keep(config: SwarmDemoConfig) -> None:
     await_order("stop", PATIENCE)
 
 
-def _take_part(config: SwarmDemoConfig, rank: int) -> None:
+def _take_part(rank: int, kind: type[SwarmMember]) -> None:
     port, token = await_order("join", PATIENCE)
     os.environ["THINWIRE_TOKEN"] = token
     stop = threading.Event()
     threading.Thread(target=_heed, args=(stop,), daemon=True).start()
-    lies = rank == LIAR and config.lie
-    kind = type("Liar", (Liar,), {"lie": config.lie}) if lies else SwarmMember
     asked = SwarmJoinConfig(
         address=f"{os.environ['MASTER_ADDR']}:{port}", name=f"member-{rank}", patience=PATIENCE, device="cpu"
     )

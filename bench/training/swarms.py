@@ -1,0 +1,190 @@
+"""A swarm whose members come, go and lie, against one in which all stay: ``make bench-swarms``.
+
+Eight members train the small GPT-2, from random weights, on a text that nothing here was tuned on. Each is a
+process that only dials out over 20 Mbit/s and 30 ms, below the kernel's TCP. Each minute one ends without a
+word, and another joins. Two of the eight lie. Then the same samples again, by six members that all stay and
+tell the truth. ``python -m bench.training.swarms [WORD]``: the cells that have this word.
+"""
+
+from __future__ import annotations
+
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import median
+from typing import Any, NamedTuple
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from bench.study.cells import ROOT, Kept, run_study
+from thinwire.rounds.update_messages import VersionMessage
+from thinwire.runs.data.debian import unpacked_package
+from thinwire.runs.machine.cache import cache_folder, scratch_for
+from thinwire.uses.training.swarm.member import SwarmMember
+from thinwire.uses.training.swarm.run.liars import Liar
+from thinwire.uses.training.swarm.run.options import SwarmConfig
+from thinwire.uses.training.swarm.run.record import SwarmRecord
+from thinwire.uses.training.swarm.run.swarm_demo import SwarmDemoConfig, kind_of, play, run_rank
+
+KEPT = Kept("swarms")
+PACKAGE = "fortunes"  # Debian's: 2 MB of English sayings, which no other study reads
+LIES = ("turned,grown", "copied,noise", "noise,turned")
+SEEDS = (0, 1, 2)
+THERE, CHANGES, EVERY = 8, 6, 60.0
+LINK = "20mbit,30ms;0=100mbit,30ms"
+COPIED = "copied"
+LATE = 2.0  # seconds by which a round may be longer than its deadline
+NAMED_IN = 3  # rounds
+KEEPER: dict[str, Any] = {
+    "model": "gpt2-lab",
+    "seq": 64,
+    "rounds": 36,
+    "local_steps": 6,
+    "members": THERE,
+    "eval_every": 6,
+    "eval_samples": 128,
+    "warmup": 1,
+    "save_model": False,
+    "quiet": True,
+}
+
+
+class Cell(NamedTuple):
+    lies: str
+    seed: int
+
+
+def cells() -> Iterator[Cell]:
+    """Yield all cells: other lies with each seed."""
+    return (Cell(lies, seed) for lies, seed in zip(LIES, SEEDS, strict=True))
+
+
+def text() -> Path:
+    """Return the text's file, fetched once from Debian's package without installing it."""
+    file = cache_folder() / f"{PACKAGE}.txt"
+    if not file.exists():
+        with scratch_for(file) as scratch:
+            folder = unpacked_package(PACKAGE, scratch) / "usr/share/games/fortunes"
+            sayings = sorted(f for f in folder.iterdir() if f.is_file() and not f.suffix)
+            file.write_bytes(b"\n".join(f.read_bytes() for f in sayings))
+    return file
+
+
+class Overheard(SwarmMember):
+    """An honest member whose changes a liar can read: ``folder`` has that of its last version."""
+
+    folder: Path
+    _last: Path | None = None
+
+    def change(self, version: VersionMessage, start: Tensor) -> Tensor:
+        """Return what the local steps changed, [1, N]."""
+        true = super().change(version, start)
+        file = self.folder / f"{version.number}-{self.id}.change"
+        part = file.with_suffix(".part")
+        true.cpu().numpy().tofile(part)
+        part.rename(file)
+        if self._last is not None:
+            self._last.unlink(missing_ok=True)
+        self._last = file
+        return true
+
+
+class Copier(Liar):
+    """Send what another member learnt in this round, as soon as it did; nothing of its own."""
+
+    folder: Path
+
+    def change(self, version: VersionMessage, start: Tensor) -> Tensor:
+        """Return another's change, [1, N]; its own where nobody's comes within 20 seconds."""
+        end = time.monotonic() + 20
+        while time.monotonic() < end:
+            for file in sorted(self.folder.glob(f"{version.number}-*.change")):
+                return torch.from_numpy(np.fromfile(file, np.float32)).view(1, -1).to(start.device)
+            time.sleep(0.1)
+        return SwarmMember.change(self, version, start)
+
+
+def kinds(config: SwarmDemoConfig, rank: int) -> type[SwarmMember]:
+    """Return what kind of member a rank is: also a copier, and those it overhears."""
+    if COPIED not in config.lies:
+        return kind_of(config, rank)
+    folder = {"folder": Path(config.out)}
+    if config.liars.get(rank) == COPIED:
+        return type("Copier", (Copier,), folder)
+    return kind_of(config, rank) if rank in config.liars else type("Overheard", (Overheard,), folder)
+
+
+def program(config: SwarmDemoConfig) -> None:
+    """Keep the swarm, or take part."""
+    run_rank(config, kinds)
+
+
+def measure(cell: Cell) -> dict[str, Any]:
+    """Run one swarm, and the run beside it."""
+    out = ROOT / "runs" / f"swarms-{cell.seed}"
+    keeper = SwarmConfig.from_dict(KEEPER | {"data": str(text()), "seed": cell.seed, "out": str(out)})
+    config = SwarmDemoConfig(
+        swarm=keeper.to_json(),
+        link=LINK,
+        emulate=True,
+        there=THERE,
+        changes=CHANGES,
+        every=EVERY,
+        lies=cell.lies,
+        seed=cell.seed,
+        out=str(out),
+    )
+    record = play(config, lambda line: print(line, flush=True), f"{__name__}:program")
+    return found_in(record, config)
+
+
+def found_in(record: SwarmRecord, config: SwarmDemoConfig) -> dict[str, Any]:
+    """Return what a record says of the goals."""
+    liars = {f"member-{rank}": lie for rank, lie in config.liars.items()}
+    members = {m.name: m for m in record.members}
+    steps = sum(m.samples for m in record.members) / record.config["batch"]
+    values = record.bytes["raw_up"] / 4 / sum(m.rounds for m in record.members)
+    return {
+        "loss": record.loss.eval_final,
+        "clean": record.clean_loss,
+        "evaluations": [[e.step, e.loss] for e in record.loss.evaluations],
+        "samples": record.totals["samples"],
+        "seconds": record.totals["seconds"],
+        "rounds": [[r.seconds, r.deadline_s, r.counted, r.late, r.refused] for r in record.rounds],
+        "bits": 8 * record.bytes["up"] / values / steps,
+        "bytes": record.bytes,
+        "refused": {name: m.refused for name, m in members.items() if m.refused},
+        "liars": {name: [lie, members[name].rounds] for name, lie in liars.items()},
+        "members": [[m.name, m.joined_s, m.left_s, m.rounds, m.samples] for m in record.members],
+        "equal": len(set(record.equal.values())) == 1,
+        "notes": record.notes,
+        "valid": record.status == "done",
+    }
+
+
+def summary() -> dict[str, Any]:
+    """Return a row a cell, and how each goal fared."""
+    found = [(cell, KEPT.get(cell)) for cell in cells()]
+    rows = [
+        {
+            "lies": cell.lies,
+            "seed": cell.seed,
+            "above": each["loss"] / each["clean"] - 1,
+            "bits": each["bits"],
+            "late": max(seconds - deadline for seconds, deadline, *_ in each["rounds"]),
+            "round": median(seconds for seconds, *_ in each["rounds"]),
+            "named": sorted(each["refused"]),
+        }
+        for cell, each in found
+        if each
+    ]
+    return {"keeper": KEEPER, "rows": rows}
+
+
+if __name__ == "__main__":
+    from bench.training import swarms  # by the name under which the processes import it
+
+    run_study("swarms", sys.argv[1:], cells, swarms.measure, swarms.summary)
