@@ -2,12 +2,14 @@
 
 Eight members train the small GPT-2, from random weights, on a text that nothing here was tuned on. Each is a
 process that only dials out over 20 Mbit/s and 30 ms, below the kernel's TCP. Each minute one ends without a
-word, and another joins. Two of the eight lie. Then the same samples again, by six members that all stay and
-tell the truth. ``python -m bench.training.swarms [WORD]``: the cells that have this word.
+word, and another joins. Two of the eight lie. Then six members that all stay and tell the truth train on as many samples
+as counted. ``python -m bench.training.swarms [WORD]``: the cells that have this word.
 """
 
 from __future__ import annotations
 
+import os
+import shutil
 import sys
 import time
 from collections.abc import Iterator
@@ -41,8 +43,8 @@ NAMED_IN = 3  # rounds
 KEEPER: dict[str, Any] = {
     "model": "gpt2-lab",
     "seq": 64,
-    "rounds": 36,
-    "local_steps": 6,
+    "rounds": 24,
+    "local_steps": 12,
     "members": THERE,
     "eval_every": 6,
     "eval_samples": 128,
@@ -73,10 +75,22 @@ def text() -> Path:
     return file
 
 
-class Overheard(SwarmMember):
-    """An honest member whose changes a liar can read: ``folder`` has that of its last version."""
+class Timed(SwarmMember):
+    """An honest member that notes in ``folder`` how old its process is as it begins to train."""
 
     folder: Path
+
+    def change(self, version: VersionMessage, start: Tensor) -> Tensor:
+        """Return what the local steps changed, [1, N]."""
+        file = self.folder / f"{self.id}.began"
+        if version.sequence and not file.exists():
+            file.write_text(f"{age():.1f}")
+        return super().change(version, start)
+
+
+class Overheard(Timed):
+    """An honest member whose changes a liar can read: ``folder`` has that of its last version."""
+
     _last: Path | None = None
 
     def change(self, version: VersionMessage, start: Tensor) -> Tensor:
@@ -107,14 +121,19 @@ class Copier(Liar):
         return SwarmMember.change(self, version, start)
 
 
+def age() -> float:
+    """Return the seconds since this process began."""
+    ticks = int(Path("/proc/self/stat").read_text().rpartition(")")[2].split()[19])
+    return time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+
+
 def kinds(config: SwarmDemoConfig, rank: int) -> type[SwarmMember]:
     """Return what kind of member a rank is: also a copier, and those it overhears."""
-    if COPIED not in config.lies:
+    lie = config.liars.get(rank)
+    if lie and lie != COPIED:
         return kind_of(config, rank)
-    folder = {"folder": Path(config.out)}
-    if config.liars.get(rank) == COPIED:
-        return type("Copier", (Copier,), folder)
-    return kind_of(config, rank) if rank in config.liars else type("Overheard", (Overheard,), folder)
+    kind = Copier if lie else Overheard if COPIED in config.lies else Timed
+    return type(kind.__name__, (kind,), {"folder": Path(config.out)})
 
 
 def program(config: SwarmDemoConfig) -> None:
@@ -125,6 +144,7 @@ def program(config: SwarmDemoConfig) -> None:
 def measure(cell: Cell) -> dict[str, Any]:
     """Run one swarm, and the run beside it."""
     out = ROOT / "runs" / f"swarms-{cell.seed}"
+    shutil.rmtree(out, ignore_errors=True)
     keeper = SwarmConfig.from_dict(KEEPER | {"data": str(text()), "seed": cell.seed, "out": str(out)})
     config = SwarmDemoConfig(
         swarm=keeper.to_json(),
@@ -138,7 +158,7 @@ def measure(cell: Cell) -> dict[str, Any]:
         out=str(out),
     )
     record = play(config, lambda line: print(line, flush=True), f"{__name__}:program")
-    return found_in(record, config)
+    return found_in(record, config) | {"began": {f.stem: float(f.read_text()) for f in out.glob("*.began")}}
 
 
 def found_in(record: SwarmRecord, config: SwarmDemoConfig) -> dict[str, Any]:
@@ -150,8 +170,9 @@ def found_in(record: SwarmRecord, config: SwarmDemoConfig) -> dict[str, Any]:
     return {
         "loss": record.loss.eval_final,
         "clean": record.clean_loss,
-        "evaluations": [[e.step, e.loss] for e in record.loss.evaluations],
+        "evaluations": [[e.step, e.heldout] for e in record.loss.evaluations],
         "samples": record.totals["samples"],
+        "counted": record.totals["counted"],
         "seconds": record.totals["seconds"],
         "rounds": [[r.seconds, r.deadline_s, r.counted, r.late, r.refused] for r in record.rounds],
         "bits": 8 * record.bytes["up"] / values / steps,

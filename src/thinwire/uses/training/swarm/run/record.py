@@ -76,6 +76,7 @@ class SwarmRecord(RunRecord):
         "totals.seconds": "wall-clock seconds of all rounds",
         "totals.rounds": "rounds that made a version",
         "totals.samples": "samples that members trained on, of updates that came in time",
+        "totals.counted": "those of them whose updates counted: not those of members that lied",
         "bytes.up": "bytes that members sent of updates, headers included",
         "bytes.down": "bytes that members were sent of versions, their work included",
         "bytes.kit": "bytes of config and tokenizer, each time a member fetched them",
@@ -100,7 +101,8 @@ class SwarmRecord(RunRecord):
     unit: str = about("`round`: a round, which makes a version of the model", "round")
     loss: Loss = about("losses: mean cross-entropies in nats a token", make=Loss)
     clean_loss: float | None = about(
-        "held-out loss of the run beside it, in which all stayed and none lied, after as many samples", None
+        "held-out loss of the run beside it, in which all stayed and none lied, once as many samples counted",
+        None,
     )
     members: list[MemberFigures] = about("one object a member", make=list)
     rounds: list[RoundFigures] = about("one object a round", make=list)

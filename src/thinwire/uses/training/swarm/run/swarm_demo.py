@@ -117,9 +117,9 @@ def play(config: SwarmDemoConfig, told: Callable[[str], object], program: str = 
         write_json(folder / RUN, record.to_dict())
         place.book(folder)
     record = load_run(folder, SwarmRecord)
-    told("the same samples again, by members that all stay and none of which lies")
+    told("as many samples again, by members that all stay and none of which lies")
     record.clean_loss = clean_loss(
-        config.keeper, config.there - len(config.liars), int(record.totals["samples"])
+        config.keeper, config.there - len(config.liars), int(record.totals["counted"])
     )
     write_json(folder / RUN, record.to_dict())
     return record

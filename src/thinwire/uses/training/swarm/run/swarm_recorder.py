@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections import Counter
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Protocol
@@ -70,7 +71,8 @@ class SwarmRecorder:
         self._members: dict[int, MemberFigures] = {}
         self._newest: tuple[MadeVersion, RoundMetrics]
         self._before = 0.0  # when the last round was made, seconds of the host's clock
-        self._counts = 0, 0, 0  # late, refused and samples by then
+        self._counts = 0, 0  # late and refused by then
+        self._samples = Counter[int]()  # by then, by member
         if not server.version:
             self.record.loss.eval_first = self._heldout()
 
@@ -116,9 +118,13 @@ class SwarmRecorder:
         doubted = sum(v.trust == 0 for v in verdicts.values())
         reasons = {v.reason for v in verdicts.values()}
         not_taken = sum(SILENT not in r.reason and r.reason not in reasons for _, r in tally.refused)
-        counts = tally.late.total(), not_taken, tally.samples.total()
-        late, refused, samples = (now - then for now, then in zip(counts, self._counts, strict=True))
-        self._counts = counts
+        counts = tally.late.total(), not_taken
+        late, refused = (now - then for now, then in zip(counts, self._counts, strict=True))
+        taken = tally.samples - self._samples
+        self._counts, self._samples = counts, Counter(tally.samples)
+        untrusted = sum(taken[c] for c, v in verdicts.items() if v.trust == 0)
+        totals = self.record.totals
+        totals["counted"] = totals.get("counted", 0.0) + taken.total() - untrusted
         seconds, self._before = made.at - self._before, made.at
         for client, verdict in verdicts.items():
             if client in self._members:
@@ -130,7 +136,7 @@ class SwarmRecorder:
             counted=made.updates - doubted,
             late=late,
             refused=refused + doubted,
-            samples=samples,
+            samples=taken.total(),
             lr=self.server.rates.at(made.number - 1),
         )
 
