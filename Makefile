@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 export HF_HUB_DISABLE_TELEMETRY := 1
 unexport PYTHONDONTWRITEBYTECODE # the tests start many programs, each of which would compile all it imports
 
-.PHONY: help demo test test-long test-flower check bench bench-stores bench-quality bench-links bench-throughput bench-plan bench-overlap bench-deltas bench-pushed bench-unbiased bench-emulator bench-state bench-student bench-finetuning bench-replicas bench-rates bench-fewest bench-coder bench-swarm-scale bench-safe-rates bench-replica-times bench-diffusion bench-federated bench-supernet bench-models bench-model-versions bench-scenes bench-experts bench-garment-distance train-flux-fashion train-flux-fashion-moe train-classifier pages docs setup setup-flower clean
+.PHONY: help demo test test-long test-flower check bench bench-stores bench-quality bench-links bench-throughput bench-plan bench-overlap bench-deltas bench-pushed bench-unbiased bench-emulator bench-state bench-student bench-finetuning bench-replicas bench-rates bench-fewest bench-coder bench-swarm-churn bench-swarm-scale bench-safe-rates bench-replica-times bench-diffusion bench-federated bench-supernet bench-models bench-model-versions bench-scenes bench-experts bench-garment-distance train-flux-fashion train-flux-fashion-moe train-classifier pages docs setup setup-flower clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -93,6 +93,9 @@ bench-coder: setup  ## What an exchange of replicas costs beside training, GPT-2
 
 bench-swarm-scale: setup  ## How many members one keeper of a swarm bears, and a tree, on a virtual clock (ten minutes; goes on where it stopped; needs THINWIRE_DATA)
 	$(BIN)/python -m bench.swarms.scale
+
+bench-swarm-churn: setup  ## Swarms whose members come, go and lie (half an hour; goes on where it stopped; needs root)
+	$(BIN)/python -m bench.swarms.churn
 
 bench-safe-rates: setup  ## The learning rates that delayed gradients bear (half an hour; goes on where it stopped; needs THINWIRE_DATA)
 	$(BIN)/python -m bench.training.rates delays

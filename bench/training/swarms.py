@@ -2,13 +2,14 @@
 
 Eight members train the small GPT-2, from random weights, on a text that nothing here was tuned on. Each is a
 process that only dials out over 20 Mbit/s and 30 ms, below the kernel's TCP. Each minute one ends without a
-word, and another joins. Two of the eight lie. Then six members that all stay and tell the truth train on as many samples
-as counted. ``python -m bench.training.swarms [WORD]``: the cells that have this word.
+word, and another joins. Two of the eight lie. Then six members that all stay and tell the truth train on as
+many samples as counted. ``python -m bench.training.swarms [WORD]``: the cells that have this word.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import sys
 import time
@@ -38,8 +39,6 @@ SEEDS = (0, 1, 2)
 THERE, CHANGES, EVERY = 8, 6, 60.0
 LINK = "20mbit,30ms;0=100mbit,30ms"
 COPIED = "copied"
-LATE = 2.0  # seconds by which a round may be longer than its deadline
-NAMED_IN = 3  # rounds
 KEEPER: dict[str, Any] = {
     "model": "gpt2-lab",
     "seq": 64,
@@ -186,23 +185,41 @@ def found_in(record: SwarmRecord, config: SwarmDemoConfig) -> dict[str, Any]:
     }
 
 
+def named(reasons: list[str]) -> int | None:
+    """Return the round in which a member was named, by what is said of its updates.
+
+    >>> named(["it sent noise", "it sent noise (named at version 1)"]), named(["it sent noise"])
+    (2, None)
+    """
+    found = [int(n) for why in reasons for n in re.findall(r"named at version (\d+)", why)]
+    return min(found) + 1 if found else None
+
+
 def summary() -> dict[str, Any]:
     """Return a row a cell, and how each goal fared."""
     found = [(cell, KEPT.get(cell)) for cell in cells()]
-    rows = [
-        {
-            "lies": cell.lies,
-            "seed": cell.seed,
-            "above": each["loss"] / each["clean"] - 1,
-            "bits": each["bits"],
-            "late": max(seconds - deadline for seconds, deadline, *_ in each["rounds"]),
-            "round": median(seconds for seconds, *_ in each["rounds"]),
-            "named": sorted(each["refused"]),
-        }
-        for cell, each in found
-        if each
-    ]
-    return {"keeper": KEEPER, "rows": rows}
+    return {"keeper": KEEPER, "rows": [_row(cell, each) for cell, each in found if each]}
+
+
+def _row(cell: Cell, found: dict[str, Any]) -> dict[str, Any]:
+    liars, refused = found["liars"], found["refused"]
+    began = sorted(found["began"].values())
+    return {
+        "lies": cell.lies,
+        "seed": cell.seed,
+        "loss": found["loss"],
+        "clean": found["clean"],
+        "above": found["loss"] / found["clean"] - 1,
+        "bits": found["bits"],
+        "rounds": len(found["rounds"]),
+        "round": median(seconds for seconds, *_ in found["rounds"]),
+        "late": max(seconds - deadline for seconds, deadline, *_ in found["rounds"]),
+        "named": {name: named(refused.get(name, [])) for name in liars},
+        "honest_named": [n for n, why in refused.items() if n not in liars and named(why)],
+        "honest_once": [n for n in refused if n not in liars],
+        "joined": began[-CHANGES:],
+        "equal": found["equal"],
+    }
 
 
 if __name__ == "__main__":

@@ -47,6 +47,8 @@ class MemberFigures:
     samples: int = about("samples that these were trained on", 0)
     up: int = about("bytes that it sent", 0)
     down: int = about("bytes that it was sent", 0)
+    step_seconds: float | None = about("of a local step there, as said last", None)
+    sends: float | None = about("bytes/s at which it sends, as measured last", None)
     weight: float = about("how much its last update counted: 1 in full, 0 not at all", 1.0)
     refused: list[str] = about("why updates were refused or did not count, one sentence each", make=list)
     spells: list[list[float | None]] = about(

@@ -118,9 +118,7 @@ def play(config: SwarmDemoConfig, told: Callable[[str], object], program: str = 
         place.book(folder)
     record = load_run(folder, SwarmRecord)
     told("as many samples again, by members that all stay and none of which lies")
-    record.clean_loss = clean_loss(
-        config.keeper, config.there - len(config.liars), int(record.totals["counted"])
-    )
+    record.clean_loss = clean_loss(config.keeper, record, config.there - len(config.liars))
     write_json(folder / RUN, record.to_dict())
     return record
 

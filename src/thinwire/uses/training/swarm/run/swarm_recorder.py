@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections import Counter
 from collections.abc import Callable, Mapping
@@ -152,6 +153,9 @@ class SwarmRecorder:
             member = self._members.setdefault(client, MemberFigures(server.names()[client], 0.0))
             member.rounds, member.samples = t.updates, tally.samples[client]
             member.up, member.down = t.up, t.down
+            device = server.device(client)
+            member.step_seconds = device.step_seconds
+            member.sends = device.up if math.isfinite(device.up) else None
             said = [r.reason for _, r in tally.refused if r.client == client and SILENT not in r.reason]
             member.refused = list(dict.fromkeys(said))[:SENTENCES]
         record.members = [self._members[c] for c in sorted(self._members)]
