@@ -319,8 +319,10 @@ class Gauntlet:
         alike = []
         for x, a, b in pairs:
             found = self._behind(a, b, trial, usual)
-            if max(found) > -math.inf:
+            if found is None or max(found) > -math.inf:
                 alike.append((a, b))
+            if found is None:  # what is known of both stays
+                continue
             for look, errors in zip((a, b), found, strict=True):
                 beyond = min(4.0, errors) - CHANCE[x > SURE]
                 behind[look.client] = max(beyond, behind.get(look.client, -math.inf))
@@ -329,15 +331,16 @@ class Gauntlet:
         for a, b in alike:
             self._settle(a, b)
 
-    def _behind(self, a: Look, b: Look, trial: Trial, usual: float) -> tuple[float, float]:
+    def _behind(self, a: Look, b: Look, trial: Trial, usual: float) -> tuple[float, float] | None:
         """Return by how many standard errors both help the blocks of each less than those of the other.
 
         Of one that helps its own blocks more than the other update does, less than any: it made its update.
+        None where there is no time to see.
         """
         given = [self._given(k.client) for k in (a, b)]
         known = [trial.some(blocks, PAIRED) for blocks in given if blocks is not None]
         if len(known) < 2 or not trial.time.affords(3 * sum(map(len, known))):
-            return 0.0, 0.0
+            return None
         length, n, blocks = min(usual, a.norm, b.norm), len(known[0]), torch.cat(known)
         without = trial.losses(0.0, a.change, blocks)
         with_a, with_b = (trial.losses(length / k.norm, k.change, blocks) for k in (a, b))
