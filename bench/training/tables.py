@@ -236,15 +236,6 @@ coder = columns(  # what an exchange takes beside training
     ("recipe", "`{recipe}`"), ("replicas", "{replicas}"), ("CPU s an exchange", "{seconds:.2f}"),
     ("of 30 steps", "{share:.1fc} %"), ("bits a parameter", "{bits:.2f}"),
 )  # fmt: skip
-swarms = columns(  # members that come, go and lie, beside those that do not
-    "rows", ("two of eight send", lambda r: r["lies"].replace(",", ", ")),
-    ("held-out loss", "{loss:.3f}"), ("if all stay", "{clean:.3f}"), ("above", "{above:+.1fc} %"),
-    ("bits a value and step", "{bits:.4f}"),
-    ("a round", "{round:.1f} s"), ("past its deadline", "{late:+.1f} s"),
-    ("a joiner trains after", lambda r: f"{min(r['joined']):.0f} to {max(r['joined']):.0f} s"),
-    ("liars named in round", lambda r: ", ".join(str(n or DASH) for n in r["named"].values())),
-    ("honest ones named", lambda r: str(len(r["honest_named"]))),
-)  # fmt: skip
 TABLES: dict[str, Draw] = {
     "demo": demo,
     "reached": reached,
@@ -266,5 +257,4 @@ TABLES: dict[str, Draw] = {
     "times": late_steps,
     "fewest": fewest,
     "coder": coder,
-    "swarms": swarms,
 }

@@ -1,9 +1,9 @@
-"""A swarm whose members come, go and lie, against one in which all stay: ``make bench-swarms``.
+"""A swarm whose members come, go and lie, against one in which all stay: ``make bench-swarm-churn``.
 
 Eight members train the small GPT-2, from random weights, on a text that nothing here was tuned on. Each is a
 process that only dials out over 20 Mbit/s and 30 ms, below the kernel's TCP. Each minute one ends without a
 word, and another joins. Two of the eight lie. Then six members that all stay and tell the truth train on as
-many samples as counted. ``python -m bench.training.swarms [WORD]``: the cells that have this word.
+many samples as counted. ``python -m bench.swarms.churn [WORD]``: the cells that have this word.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from thinwire.uses.training.swarm.run.options import SwarmConfig
 from thinwire.uses.training.swarm.run.record import SwarmRecord
 from thinwire.uses.training.swarm.run.swarm_demo import SwarmDemoConfig, kind_of, play, run_rank
 
-KEPT = Kept("swarms")
+KEPT = Kept("swarm-churn")
 PACKAGE = "fortunes"  # Debian's: 2 MB of English sayings, which no other study reads
 LIES = ("turned,grown", "copied,noise", "noise,turned")
 SEEDS = (0, 1, 2)
@@ -142,7 +142,7 @@ def program(config: SwarmDemoConfig) -> None:
 
 def measure(cell: Cell) -> dict[str, Any]:
     """Run one swarm, and the run beside it."""
-    out = ROOT / "runs" / f"swarms-{cell.seed}"
+    out = ROOT / "runs" / f"swarm-churn-{cell.seed}"
     shutil.rmtree(out, ignore_errors=True)
     keeper = SwarmConfig.from_dict(KEEPER | {"data": str(text()), "seed": cell.seed, "out": str(out)})
     config = SwarmDemoConfig(
@@ -203,7 +203,7 @@ def summary() -> dict[str, Any]:
 
 def _row(cell: Cell, found: dict[str, Any]) -> dict[str, Any]:
     liars, refused = found["liars"], found["refused"]
-    began = sorted(found["began"].values())
+    began = sorted(seconds for client, seconds in found["began"].items() if int(client) >= THERE)
     return {
         "lies": cell.lies,
         "seed": cell.seed,
@@ -217,12 +217,12 @@ def _row(cell: Cell, found: dict[str, Any]) -> dict[str, Any]:
         "named": {name: named(refused.get(name, [])) for name in liars},
         "honest_named": [n for n, why in refused.items() if n not in liars and named(why)],
         "honest_once": [n for n in refused if n not in liars],
-        "joined": began[-CHANGES:],
+        "joined": began,
         "equal": found["equal"],
     }
 
 
 if __name__ == "__main__":
-    from bench.training import swarms  # by the name under which the processes import it
+    from bench.swarms import churn  # by the name under which the processes import it
 
-    run_study("swarms", sys.argv[1:], cells, swarms.measure, swarms.summary)
+    run_study("swarm-churn", sys.argv[1:], cells, churn.measure, churn.summary)
