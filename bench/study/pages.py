@@ -23,7 +23,7 @@ MARK = re.compile(r"<!-- table:([a-z-]+) -->\n.*?<!-- end -->", re.DOTALL)
 MODULES = (
     "ground.codecs", "ground.deltas", "ground.emulator", "ground.throughput",
     "training.tables", "training.quality", "training.student", "training.unbiased", "training.finetuning",
-    "swarms.scale",
+    "swarms.churn", "swarms.scale",
     "following.tables", "pictures.tables", "federated.methods", "scenes.tables",
     "models.packed", "models.versions", "models.supernet", "gpu.tables", "study.record",
 )  # fmt: skip

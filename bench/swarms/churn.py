@@ -23,6 +23,7 @@ import torch
 from torch import Tensor
 
 from bench.study.cells import ROOT, Kept, run_study
+from bench.study.tables import DASH, Draw, columns
 from thinwire.rounds.update_messages import VersionMessage
 from thinwire.runs.data.debian import unpacked_package
 from thinwire.runs.machine.cache import cache_folder, scratch_for
@@ -32,7 +33,7 @@ from thinwire.uses.training.swarm.run.options import SwarmConfig
 from thinwire.uses.training.swarm.run.record import SwarmRecord
 from thinwire.uses.training.swarm.run.swarm_demo import SwarmDemoConfig, kind_of, play, run_rank
 
-KEPT = Kept("swarm-churn")
+KEPT = Kept("churn")
 PACKAGE = "fortunes"  # Debian's: 2 MB of English sayings, which no other study reads
 LIES = ("turned,grown", "copied,noise", "noise,turned")
 SEEDS = (0, 1, 2)
@@ -222,7 +223,18 @@ def _row(cell: Cell, found: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-if __name__ == "__main__":
-    from bench.swarms import churn  # by the name under which the processes import it
+churn = columns(  # members that come, go and lie, beside those that do not
+    "rows", ("two of eight send", lambda r: r["lies"].replace(",", ", ")),
+    ("held-out loss", "{loss:.3f}"), ("if all stay", "{clean:.3f}"), ("above", "{above:+.1fc} %"),
+    ("bits a value and step", "{bits:.4f}"),
+    ("a round", "{round:.1f} s"), ("past its deadline", "{late:+.1f} s"),
+    ("a joiner trains after", lambda r: f"{min(r['joined']):.0f} to {max(r['joined']):.0f} s"),
+    ("liars named in round", lambda r: ", ".join(str(n or DASH) for n in r["named"].values())),
+    ("honest ones named", lambda r: str(len(r["honest_named"]))),
+)  # fmt: skip
+TABLES: dict[str, Draw] = {"churn": churn}
 
-    run_study("swarm-churn", sys.argv[1:], cells, churn.measure, churn.summary)
+if __name__ == "__main__":
+    from bench.swarms import churn as study  # by the name under which the processes import it
+
+    run_study("churn", sys.argv[1:], cells, study.measure, study.summary)
