@@ -27,6 +27,7 @@ from thinwire.rounds.update_messages import MAX_STEPS, Held, VersionMessage
 from thinwire.types import InputError, PayloadError, require
 
 KIT_PIECE = 1 << 15  # bytes
+MOST_PROMISED = 1 << 12  # clients whose names are known before they come in
 PROBES, PROBE_SIZE = 4, 3900  # messages that are timed at the start, and bytes of each
 HERE_ALREADY = (
     "client {} is here already; give another number, or none; if this one was that before, try again in 10 s"
@@ -80,7 +81,7 @@ class Handshake:
         """Return the name of one of those. Errors: ``PayloadError`` for another."""
         require(peer in self._promised, PayloadError, "whoever takes part asks first what is to be done")
         client = self._promised[peer]
-        return self._names[client] or f"client {client}"
+        return self._names.get(client) or f"client {client}"
 
     def probe(self, peer: bytes, nbytes: int, at: float) -> None:
         """Time some messages, and send as many back."""
@@ -107,7 +108,11 @@ class Handshake:
         if why:
             self.turn_away(peer, why)
             return
-        self._promised[peer], self._names[client] = client, name
+        self._promised[peer] = client
+        self._names.pop(client, None)
+        self._names[client] = name
+        if len(self._names) > MOST_PROMISED:  # who asks again and again goes out of mind
+            del self._names[next(iter(self._names))]
         self._hub.send(peer, pack(Word.TERMS, client=client, **self._terms))
 
     def send_kit(self, peer: bytes, values: dict[str, Any]) -> None:

@@ -134,7 +134,9 @@ def test_steps_that_are_done_together_are_divided_and_a_branch_is_as_fast_as_its
     for together in (3, 20, 77, 150):
         found = replace(POLICY, together=together).assign(members, Situation(values=VALUES))
         assert sum(a.steps for a in found) == together and min(a.steps for a in found) >= 1
-    assert sum(a.steps for a in replace(POLICY, together=400).assign(members, Situation(values=VALUES))) == 150
+    assert (
+        sum(a.steps for a in replace(POLICY, together=400).assign(members, Situation(values=VALUES))) == 150
+    )
     pace = POLICY.pace(members, VALUES)
     branch = replace(member(9, 1.0, 100), **pace._asdict())
     found = replace(POLICY, together=2 * pace.least).assign(members, Situation(values=VALUES))
