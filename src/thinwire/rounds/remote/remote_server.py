@@ -138,7 +138,8 @@ class RemoteServer:
             math.inf
         )  # when the round or the period ends, and to look after all, monotonic
         self._round_began = 0.0  # monotonic
-        self.round_seconds = deadline  # the longest that this round may last
+        self.round_seconds = self._wait = deadline  # the longest that this round, and its updates, may take
+        self._answered = self._closing = 0.0  # when all had answered, monotonic; what a version took then
         self._heard = 0.0  # when an update came last, monotonic
         self.ended: dict[int, Held] = {}  # what clients held that heard that it is over
 
@@ -228,7 +229,8 @@ class RemoteServer:
             self._listen(TICK if self._above is None else WAKE)
         self._round_began, self._alone = time.monotonic(), None
         self.round_seconds = self._paced() if self._paced is not None else self._deadline
-        self._due = self._round_began + self.round_seconds
+        self._wait = max(self.round_seconds - self._closing, self.round_seconds / 2)
+        self._due = self._round_began + self._wait
         return self._present()
 
     def _issue(self, client: int) -> None:
@@ -243,6 +245,8 @@ class RemoteServer:
         self._pump(session)
 
     def _tell(self, made: MadeVersion) -> bool:
+        if self._paced is not None:
+            self._closing = time.monotonic() - self._answered
         self._name_untrusted()
         self._is_made = True
         going = self._made(made)
@@ -275,6 +279,7 @@ class RemoteServer:
         session.coming = session.coming or self.server.newest  # it is not asked from here on
         if session.version is not None:
             session.end_turn()
+            self._answered = time.monotonic()
             self._conductor.lost(session.client, leaves=True)
         self.server.leave(session.client)
         if session.ahead is None or session.ahead.number != partial:
@@ -373,7 +378,7 @@ class RemoteServer:
 
     def _give_up(self, client: int) -> None:
         session, waited = self._sessions[client], time.monotonic() - self._round_began
-        longest = self.round_seconds if self.server.rule.in_rounds else self._deadline
+        longest = self._wait if self.server.rule.in_rounds else self._deadline
         why = f"{SILENT} within {longest:.3g} s"
         if self._alone is not None:
             why = f"it went away, and {SILENT} within {waited:.3g} s"
@@ -382,6 +387,7 @@ class RemoteServer:
         self._refuse(client, why)
         self._hub.send(session.peer, pack(Word.RECEIPT, number=session.sequence, reason=why))
         session.end_turn()
+        self._answered = time.monotonic()
         self._conductor.late(client, leaves=not session.there)
 
     def _refuse(self, client: int, why: str) -> None:
@@ -542,6 +548,7 @@ class RemoteServer:
         if reason:
             self._noted(f"{self._called(session.client)}: {reason}")
         self._hub.send(session.peer, pack(Word.RECEIPT, number=number, reason=reason))
+        self._answered = time.monotonic()
         self._conductor.came(session.client, found)
         answered, asked = self.server.answers
         if self._conductor.going and self._quorum < 1 and answered >= self._quorum * asked > 0:
@@ -559,6 +566,7 @@ class RemoteServer:
         self._went(session)
         if session.version is not None:
             session.end_turn()
+            self._answered = time.monotonic()
             self._conductor.lost(session.client, leaves=True)
 
     def _lost(self, peer: bytes, why: str) -> None:
