@@ -518,6 +518,7 @@ class RemoteServer:
         """Take a piece of an update; say how much is here, or what became of it."""
         if piece.number != session.sequence:
             return  # of a turn that was given up; the client is told by its next version
+        self._answered = time.monotonic()
         most = most_nbytes(self.server.weights.numel()) + ROOM
         if piece.total > most:
             self._ended(
@@ -548,7 +549,6 @@ class RemoteServer:
         if reason:
             self._noted(f"{self._called(session.client)}: {reason}")
         self._hub.send(session.peer, pack(Word.RECEIPT, number=number, reason=reason))
-        self._answered = time.monotonic()
         self._conductor.came(session.client, found)
         answered, asked = self.server.answers
         if self._conductor.going and self._quorum < 1 and answered >= self._quorum * asked > 0:
