@@ -109,6 +109,6 @@ class SwarmRecord(RunRecord):
     members: list[MemberFigures] = about("one object a member", make=list)
     rounds: list[RoundFigures] = about("one object a round", make=list)
     equal: dict[str, str] = about(
-        "what those held who were there at the end, by name: version and checksum, which are all the same",
+        "what those held who were in the last round, by name: version and checksum, which are all the same",
         make=dict,
     )

@@ -159,7 +159,9 @@ class SwarmRecorder:
             said = [r.reason for _, r in tally.refused if r.client == client and SILENT not in r.reason]
             member.refused = list(dict.fromkeys(said))[:SENTENCES]
         record.members = [self._members[c] for c in sorted(self._members)]
-        record.equal = {self._members[c].name: f"{h.number}:{h.check:08x}" for c, h in sorted(ended.items())}
+        last = max((h.number for h in ended.values()), default=0)  # who only came by then holds an older one
+        equal = {self._members[c].name: h for c, h in sorted(ended.items()) if h.number == last}
+        record.equal = {name: f"{h.number}:{h.check:08x}" for name, h in equal.items()}
         found = record.loss.evaluations
         if found and found[-1].step == server.version:
             record.loss.eval_final = found[-1].heldout
