@@ -123,7 +123,8 @@ class Server:
     @property
     def clients(self) -> list[int]:
         """Those present, in order."""
-        return sorted(c for c, m in self._members.items() if m.present)
+        members = list(self._members.items())  # at once: a branch asks on another thread
+        return sorted(c for c, m in members if m.present)
 
     @property
     def known(self) -> list[int]:

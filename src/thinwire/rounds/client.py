@@ -32,11 +32,11 @@ TRIED = 3  # local steps that are timed before the first turn
 
 
 class PauseError(ThinwireError):
-    """A client has nothing to answer a version with; ``wait`` returns once it can take part again."""
+    """A client has nothing to answer a version with; ``ready`` says whether it can take part again."""
 
-    def __init__(self, message: str, wait: Callable[[], object]) -> None:
+    def __init__(self, message: str, ready: Callable[[], bool]) -> None:
         super().__init__(message)
-        self.wait = wait
+        self.ready = ready
 
 
 class Client:

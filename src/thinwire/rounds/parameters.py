@@ -28,6 +28,7 @@ CHUNK = 1 << 20  # values that are mixed at a time
 NEAR = 1e-3  # by which the mixes of equal values differ at most, on any processor
 MOST = 1e140  # larger values, whose squares have no room, count as this
 JOINED, LENGTH = b"TJ", struct.Struct("<I")  # what begins a message of several packets; bytes of each
+MOST_PARTS = 16  # packets of a message
 COMPILED = "_orig_mod."  # what torch.compile puts into names
 
 
@@ -175,6 +176,7 @@ def unpack_row(data: bytes | memoryview, values: int, key: int, device: torch.de
         return _row_in(data, values, key, device)
     cursor, parts, left = ByteCursor(memoryview(data)[len(JOINED) :], "joined rows"), list[Tensor](), values
     while left:
+        require(len(parts) < MOST_PARTS, PayloadError, f"a row of over {MOST_PARTS} parts")
         parts.append(_row_in(cursor.take(*cursor.unpack(LENGTH)), left, key, device, parts=True))
         left -= parts[-1].numel()
     cursor.close()

@@ -190,7 +190,7 @@ class Branch(Client):
         if isinstance(found, ThinwireError):
             raise found
         if found is None or not found.samples:
-            raise PauseError(NOBODY, self.server.there.wait)
+            raise PauseError(NOBODY, self.server.there.is_set)
         update = self.answer(version, found.change)
         steps = max(1, version.steps * found.samples // self.server.share.given)
         return replace(update, samples=found.samples, steps=steps, left=found.left)
@@ -221,10 +221,14 @@ class Branch(Client):
 
     # -- on the thread of the clients ----------------------------------------------------------------------
 
-    def ready(self) -> bool:
-        """Return whether a round begins: whether a version has come. Errors: why nothing will come."""
+    def is_over(self) -> bool:
+        """Return whether the server above has ended. Errors: why nothing more will come from it."""
         if self._ended is not None:
             raise self._ended
+        return self.over
+
+    def ready(self) -> bool:
+        """Return whether a round begins: whether a version has come."""
         self.begun.set()
         self._answer(None)  # to a round that nobody answered
         with self._lock:

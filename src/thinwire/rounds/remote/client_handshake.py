@@ -145,7 +145,7 @@ class Handshake:
 
     def _named(self, name: str, free: int) -> int:
         """Return the number of the client that bears a name; the one that is ``free`` where none does."""
-        known = {**self._known(), **self._names}
+        known = {**self._names, **self._known()}
         return next((client for client, its in known.items() if name and its == name), free)
 
     def admit(self, peer: bytes, values: dict[str, Any]) -> ClientHello:

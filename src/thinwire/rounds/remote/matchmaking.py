@@ -106,9 +106,10 @@ class PairRelay:
             threading.Thread(target=self._run, args=(self._started,), name="relay", daemon=True).start()
         try:
             return self._started.result(START)
-        except InputError:
+        except Exception as e:
             self._started = None  # the port may be free by the time of the next pair
-            raise
+            why = str(e) or f"it did not begin within {START:g} s"
+            raise e if isinstance(e, InputError) else InputError(f"pairs have no relay here: {why}") from e
 
     def close(self) -> None:
         """Pass on no more."""

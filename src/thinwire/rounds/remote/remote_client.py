@@ -93,6 +93,7 @@ class RemoteClient:
         self._trained = 0  # the sequence number of the version that came last, whole
         self.turns = 0
         self._again = 0  # versions in a row that could not be followed
+        self._paused: Callable[[], bool] | None = None  # says whether it can take part again
 
     def terms(self, client: int | None = None) -> dict[str, Any]:
         """Ask what is to be done, as the client of this number, or of any; measure the way to the server."""
@@ -168,7 +169,9 @@ class RemoteClient:
         self._client, self._pace = client, pace
         self._say_hello()
         while True:
-            event = self._next()
+            event = self._next() if self._paused is None else self._pausing(self._paused)
+            if event is None:
+                continue
             if event.kind is EventKind.JOINED:
                 self._say_hello()
             elif event.kind is EventKind.LOST:
@@ -180,6 +183,14 @@ class RemoteClient:
                     self._spoke.send(pack(Word.DONE, **held))
                     return whole(values_of(event.data), "version")
                 self._hear(word, event.data, event.at)
+
+    def _pausing(self, ready: Callable[[], bool]) -> Event | None:
+        """Return what is said while this client cannot take part; say so once it can."""
+        event = self._spoke.recv(TICK)
+        if event is None and ready():
+            self._paused = None
+            self._say_hello()
+        return event
 
     def close(self) -> None:
         """Leave: another one speaks for this client."""
@@ -265,8 +276,7 @@ class RemoteClient:
             return
         except PauseError as e:
             self._spoke.send(pack(Word.FAILED, text=str(e)[:MOST_TEXT]))
-            e.wait()
-            self._say_hello()
+            self._paused = e.ready
             return
         except Exception as e:
             self._spoke.send(pack(Word.FAILED, text=str(e)[:MOST_TEXT]))

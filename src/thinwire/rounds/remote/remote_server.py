@@ -7,7 +7,7 @@ import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 from thinwire.links.hub.hub import Hub
 from thinwire.links.hub.station import Event, EventKind
@@ -15,6 +15,7 @@ from thinwire.rounds.aggregation_server import Accepted, Rejected, Server
 from thinwire.rounds.client_profile import ClientProfile
 from thinwire.rounds.client_scheduler import ASKED_AGAIN, ClientScheduler, MadeVersion
 from thinwire.rounds.parameters import most_nbytes
+from thinwire.rounds.remote.branch import Branch
 from thinwire.rounds.remote.client_handshake import (
     PROBE_SIZE,
     PROBES,
@@ -45,22 +46,13 @@ from thinwire.types import InputError, LinkError, PayloadError, require
 
 SIZE = 1 << 15  # bytes of a piece to a client
 LOOK = 1.0  # seconds
+AWAY = 60.0  # seconds for which a model is kept that somebody fetches who went away
 WAKE = 0.01  # seconds after which a branch looks for a version from above
 SILENT = "no update came"  # in what is said of those who did not answer in time
 GRACE = 5.0  # seconds for those that are gone to come back, once all others have answered
 FAREWELL = 60.0  # seconds for the last word to reach all clients, behind what is under way to them
 ROOM = HEAD.size + MOST_ROOM  # bytes of an update beside its packet
 FEW = 2  # versions that a client may have missed to get them within a round
-
-
-class Above(Protocol):
-    """The server above a branch: rounds begin as its versions come."""
-
-    over: bool  # nothing more will come
-
-    def ready(self) -> bool:
-        """Return whether a round begins; asked where none is open. Errors: why none will."""
-        ...
 
 
 class RemoteServer:
@@ -104,7 +96,7 @@ class RemoteServer:
         admits: Callable[[str], str] = lambda name: "",
         kit: bytes = b"",
         asked_again: int = ASKED_AGAIN,
-        above: Above | None = None,
+        above: Branch | None = None,
         relay: Callable[[], int] | None = None,
     ) -> None:
         self.server, self._hub, self._made = server, hub, made
@@ -162,15 +154,22 @@ class RemoteServer:
         while self._conductor.going:
             self._turn()
             if self._conductor.going and self._is_made:
-                self._is_made = False
+                self._is_made, began = False, time.monotonic()
                 self._conductor.going = self._issued()
+                self._extend(time.monotonic() - began)
         self._say_goodbye()
+
+    def _extend(self, seconds: float) -> None:
+        """Let the round last so much longer: nobody was heard meanwhile."""
+        if self._paced is not None:
+            self._due += seconds
+            self.round_seconds += seconds
 
     def _say_goodbye(self) -> None:
         """Tell all that it is over, and wait until they heard it: what a closing socket holds is lost."""
         left, end = set[bytes](), time.monotonic() + FAREWELL
         for peer in (
-            {session.peer for session in self._sessions.values() if session.there}
+            {session.peer for session in self._sessions.values()} & set(self._hub.peers)
             | self._handshake.waiting
             | self._shadows.peers
         ):
@@ -223,7 +222,7 @@ class RemoteServer:
                 if self._above is None or self._above.ready():
                     break
                 end = time.monotonic() + self._deadline
-            if self._above is not None and self._above.over:
+            if self._above is not None and self._above.is_over():
                 self._conductor.going = False
                 break
             self._listen(TICK if self._above is None else WAKE)
@@ -236,7 +235,7 @@ class RemoteServer:
     def _issue(self, client: int) -> None:
         """Give a client the newest version."""
         session = self._sessions[client]
-        left = max(0.0, self._due - time.monotonic()) if math.isfinite(self._due) else 0.0
+        left = max(1e-3, self._due - time.monotonic()) if math.isfinite(self._due) else 0.0
         version = self.server.issue(client, session.held, session.after)
         session.version, session.fetched = replace(version, seconds=left), False
         self.tally.issued(session.version, client)
@@ -277,17 +276,21 @@ class RemoteServer:
     def _send_ahead(self, session: ClientSession, partial: int = 0, have: int = 0) -> None:
         """Send a client the newest version beside the rounds; of ``partial`` it has ``have`` bytes."""
         session.coming = session.coming or self.server.newest  # it is not asked from here on
-        if session.version is not None:
+        asked, held = session.version is not None, session.held
+        if asked:
             session.end_turn()
-            self._answered = time.monotonic()
-            self._conductor.lost(session.client, leaves=True)
-        self.server.leave(session.client)
+            session.held = held  # it said so itself
         if session.ahead is None or session.ahead.number != partial:
             session.coming, lead = self.server.newest, self.server.lead(session.held)
             session.ahead = Sending(STATE + lead.number, lead.pack(), SIZE)
             self.server.traffic(session.client).raw_down += 4 * self.server.weights.numel()
         session.ahead.restart(have if partial == session.ahead.number else 0)
         self._pump(session)
+        if asked:  # last: a round that ends by it may wait for this very client
+            self._answered = time.monotonic()
+            self._conductor.lost(session.client, leaves=True)
+        else:
+            self.server.leave(session.client)
 
     def _came_ahead(self, session: ClientSession) -> None:
         """Let a client take part that has what it was sent; or go on, where what it missed is far less."""
@@ -342,11 +345,11 @@ class RemoteServer:
         self._shadows.offer_all()
         for client, session in list(self._sessions.items()):
             self._pump(session)
-            if time.monotonic() - session.moved > self._deadline:
-                if session.version is not None:
-                    self._give_up(client)
-                if not session.there:
-                    session.ahead = None  # who comes back after so long begins anew
+            stood = time.monotonic() - session.moved
+            if stood > self._deadline and session.version is not None:
+                self._give_up(client)
+            if stood > min(AWAY, self._deadline) and not session.there:
+                session.ahead = None  # who comes back after so long begins anew
 
     def _shorten(self) -> None:
         """Wait only a moment longer in a round for which all have answered but those that are gone."""
@@ -516,8 +519,8 @@ class RemoteServer:
 
     def _take(self, session: ClientSession, piece: MessagePiece, at: float) -> None:
         """Take a piece of an update; say how much is here, or what became of it."""
-        if piece.number != session.sequence:
-            return  # of a turn that was given up; the client is told by its next version
+        if not session.sequence or piece.number != session.sequence:
+            return  # of no turn, or one that was given up; the client is told by its next version
         self._answered = time.monotonic()
         most = most_nbytes(self.server.weights.numel()) + ROOM
         if piece.total > most:

@@ -6,7 +6,7 @@ import errno
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -37,7 +37,7 @@ from thinwire.rounds.residuals import ClientResiduals
 from thinwire.rounds.update_messages import Update, VersionForm, VersionMessage
 from thinwire.runs.machine.files import REMEDY
 from thinwire.runs.terminal.errors import guarded
-from thinwire.types import InputError, ThinwireError
+from thinwire.types import InputError, LinkError, ThinwireError
 from thinwire.uses.following.run.gate import Gate
 from thinwire.uses.training.swarm.run import keeper_program
 from thinwire.uses.training.swarm.run.keeper_program import STATE
@@ -209,6 +209,32 @@ def test_nobody_waits_for_the_model_of_a_newcomer_and_a_cut_fetches_it_no_second
     assert keeper.server.traffic(1).down < 1.4 * NBYTES + sum(v.nbytes for v in new.versions)
     assert keeper.host.ended[0] == keeper.host.ended[1]  # the same bits
     assert keeper.made[-1].updates == 2
+
+
+def test_a_lone_member_that_is_killed_in_a_round_and_begins_anew_goes_on() -> None:
+    keeper, held = Keeper(10_000), threading.Event()
+    gate = Gate("127.0.0.1", keeper.hub.port)
+    killed, anew = Member(0, pause=lambda: held.wait(PATIENCE)), Member(0)
+    spoke = Spoke.connect("127.0.0.1", gate.port)
+
+    def take_part() -> None:
+        remote = RemoteClient(spoke, 1.0, killed.notes.append, "m0")
+        with suppress(LinkError):
+            remote.terms(0)
+            remote.serve(killed, ClientPace(0.01))
+
+    thread = threading.Thread(target=take_part, daemon=True)
+    thread.start()
+    until(lambda: killed.updates)  # which nobody will hear of
+    gate.shut()
+    until(lambda: not session(keeper, 0).there)
+    with joined(keeper.hub.port, anew):
+        until(lambda: len(anew.updates) > 1)
+        keeper.end(2)
+    held.set()
+    thread.join(PATIENCE)
+    spoke.close()
+    gate.close()
 
 
 def test_who_was_frozen_is_refused_kindly_and_brings_its_work_with_the_next_update() -> None:

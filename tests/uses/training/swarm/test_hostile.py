@@ -205,6 +205,8 @@ def test_twelve_thousand_hostile_messages_to_a_keeper() -> None:
     assert len(host.tally.refused) < 2 * MANY and len(host._handshake._promised) <= len(PEERS)
     update = client(0).train(server.issue(0, None, 1))
     host._sessions[0].version = None
+    host._hear(HONEST, MessagePiece.FORM.pack(Word.PIECE, 0, 0, 1) + b"x", 0.0)  # of no turn
+    assert server.missing[0] == 0
     assert server.receive(0, update.pack()).version == 1  # type: ignore[union-attr]
 
 

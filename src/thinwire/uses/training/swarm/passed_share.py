@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import groupby
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from thinwire.rounds.update_messages import VersionMessage
+from thinwire.rounds.update_messages import MOST_GAPS, VersionMessage
 from thinwire.types import PayloadError, require
 from thinwire.uses.training.swarm.shares import Share, pack_share, read_share
 from thinwire.uses.training.swarm.work_pool import parted
@@ -41,6 +41,7 @@ class PassedShare:
         self._share: Share | None = None
         self.given = 0  # samples of this round
         self.heldout: Tensor | None = None  # blocks [n, seq + 1], once a share has come
+        self._held = set[int]()  # their numbers
         self._free: deque[int] = deque()  # places in the share that nobody has
         self._shares: dict[int, list[int]] = {}  # under way, by client
         self._done: dict[int, list[int]] = {}
@@ -62,8 +63,12 @@ class PassedShare:
             steps = many // self._batch
             held = min(self._hold, max(1, steps // 4) * self._batch)
             most = many - held if steps > 1 else many
-            self.heldout = share.blocks[-held:].clone()
-        self._free = deque(range(most))
+            self.heldout, self._held = share.blocks[-held:].clone(), set(share.ids[-held:].tolist())
+        free: Sequence[int] = range(most)
+        if share is not None:  # what goes back up may come again
+            others = [place for place in free if int(share.ids[place]) not in self._held]
+            free = others if len(others) >= self._batch else free
+        self._free = deque(free)
 
     @property
     def steps(self) -> int:
@@ -108,8 +113,11 @@ class PassedShare:
         """Return what nobody trained on, what the clients ``without`` did included, as ``Update.left``."""
         done = {place for client, places in self._done.items() if client not in without for place in places}
         runs = groupby(range(self.given), key=lambda place: place in done)
-        found = [list(run) for trained, run in runs if not trained]
-        return tuple((run[0], len(run)) for run in found)
+        found = [(run[0], len(run)) for trained, run in ((t, list(r)) for t, r in runs) if not trained]
+        if len(found) > MOST_GAPS:  # more cannot be said: all from the last one on goes back
+            start = found[MOST_GAPS - 1][0]
+            found = [*found[: MOST_GAPS - 1], (start, self.given - start)]
+        return tuple(found)
 
     def state(self) -> dict[str, Any]:
         """Return nothing: a branch that begins again is given a share anew."""

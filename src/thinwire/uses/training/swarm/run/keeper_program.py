@@ -17,8 +17,9 @@ from thinwire.rounds.aggregation_server import Server
 from thinwire.rounds.client_scheduler import MadeVersion
 from thinwire.rounds.download import DeltaDownload
 from thinwire.rounds.judging import Judge
+from thinwire.rounds.remote.branch import Branch
 from thinwire.rounds.remote.matchmaking import PairRelay
-from thinwire.rounds.remote.remote_server import Above, RemoteServer
+from thinwire.rounds.remote.remote_server import RemoteServer
 from thinwire.runs.models.folder import remove_model
 from thinwire.runs.options import COUNTED
 from thinwire.runs.records.run_record import status_of
@@ -37,7 +38,7 @@ RESUMED = "It went on from round {}; members and times of before are not in this
 class Keeper:
     """One swarm: ``run`` goes on until the last round. ``taught``: what it learns, by default its texts."""
 
-    above: Above | None = None  # whoever says when rounds begin
+    above: Branch | None = None  # whoever says when rounds begin
 
     def __init__(
         self, config: SwarmConfig, told: Told, noted: Callable[[str], object], taught: Taught | None = None

@@ -21,6 +21,7 @@ from thinwire.runs.ranks.rendezvous import rank_and_world
 from thinwire.runs.ranks.run_config import RunConfig
 from thinwire.runs.ranks.supervise import Heard, Workers
 from thinwire.runs.records.writer import RUN, load_run, write_json
+from thinwire.types import InputError, require
 from thinwire.uses.training.swarm.member import SwarmMember
 from thinwire.uses.training.swarm.run.clean_run import clean_loss
 from thinwire.uses.training.swarm.run.keeper_program import Keeper
@@ -106,6 +107,8 @@ def play(config: SwarmDemoConfig, told: Callable[[str], object], program: str = 
 
     Errors: what a process said that failed.
     """
+    wrong = f"--lies {config.lies}: nobody of {config.there} would tell the truth; give more members"
+    require(len(config.liars) < config.there, InputError, wrong)
     folder = Path(config.out)
     folder.mkdir(parents=True, exist_ok=True)
     with ExitStack() as stack:
