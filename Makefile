@@ -7,7 +7,7 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 export HF_HUB_DISABLE_TELEMETRY := 1
 unexport PYTHONDONTWRITEBYTECODE # the tests start many programs, each of which would compile all it imports
 
-.PHONY: help demo test test-long test-flower check bench bench-stores bench-quality bench-links bench-throughput bench-plan bench-overlap bench-deltas bench-pushed bench-unbiased bench-emulator bench-state bench-student bench-finetuning bench-replicas bench-rates bench-fewest bench-coder bench-swarm-churn bench-swarm-scale bench-safe-rates bench-replica-times bench-diffusion bench-federated bench-supernet bench-models bench-model-versions bench-scenes bench-experts bench-garment-distance train-flux-fashion train-flux-fashion-moe train-classifier pages docs setup setup-flower clean
+.PHONY: help demo test test-long test-flower check bench bench-stores bench-quality bench-links bench-throughput bench-plan bench-overlap bench-deltas bench-pushed bench-unbiased bench-emulator bench-state bench-student bench-finetuning bench-replicas bench-rates bench-fewest bench-coder bench-swarm-churn bench-swarm-scale bench-safe-rates bench-replica-times bench-diffusion bench-federated bench-federated-claims bench-supernet bench-papers bench-models bench-model-versions bench-scenes bench-experts bench-garment-distance train-flux-fashion train-flux-fashion-moe train-classifier pages docs setup setup-flower clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -114,6 +114,12 @@ bench-garment-distance: setup  ## How far the models' garments are from real one
 
 bench-federated: setup  ## Every federated method over slow, unequal links (two hours; goes on where it stopped; needs THINWIRE_DATA)
 	$(BIN)/python -m bench.federated.methods
+
+bench-papers: setup  ## What misses of the papers' claims, cheapest first (hours; goes on where it stopped; needs THINWIRE_DATA, root)
+	$(BIN)/python -m bench.papers --run
+
+bench-federated-claims: setup  ## What federated papers claim, ten seeds (16 CPU-hours; goes on where it stopped; needs THINWIRE_DATA)
+	$(BIN)/python -m bench.federated.decided
 
 bench-scenes: setup  ## Scenes packed in every way beside their formats now (half an hour; goes on where it stopped; needs THINWIRE_DATA)
 	$(BIN)/python -m bench.scenes.formats

@@ -163,16 +163,21 @@ def found_rate(method: str) -> float:
 
 
 def measure(cell: Cell) -> dict[str, Any]:
-    """Run a cell; a run whose numbers ran away is a finding too."""
+    """Run a cell."""
     with tempfile.TemporaryDirectory() as out:
-        config, diverged = config_of(cell, out), None
-        try:
-            run_all(config, lambda *_: None)
-        except ThinwireError as e:
-            if "not finite" not in str(e) and "not be finite" not in str(e):
-                raise
-            diverged = str(e)
-        record = load_run(folder_of(config, cell.method, cell.seed)).to_dict()
+        return measured(config_of(cell, out), cell.method, cell.seed)
+
+
+def measured(config: FederatedConfig, method: str, seed: int) -> dict[str, Any]:
+    """Run one method on one seed; a run whose numbers ran away is a finding too."""
+    diverged = None
+    try:
+        run_all(config, lambda *_: None)
+    except ThinwireError as e:
+        if "not finite" not in str(e) and "not be finite" not in str(e):
+            raise
+        diverged = str(e)
+    record = load_run(folder_of(config, method, seed)).to_dict()
     return {"rate": config.lr, "diverged": diverged, **figures(record)}
 
 

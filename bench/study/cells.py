@@ -34,7 +34,9 @@ from thinwire.types import MeasurementError
 ROOT = Path(__file__).parents[2]
 RESULTS = ROOT / "bench" / "results"
 # Student's t that leaves out 2.5 % at each end, for so many values.
-QUANTILES = {2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 16: 2.131}
+QUANTILES = {
+    2: 12.706, 3: 4.303, 4: 3.182, 5: 2.776, 6: 2.571, 7: 2.447, 8: 2.365, 9: 2.306, 10: 2.262, 16: 2.131,
+}  # fmt: skip
 NAMED = ("seed", "rate", "round")  # numbers that would not say what they are
 Cell = TypeVar("Cell", bound=tuple[Any, ...])
 

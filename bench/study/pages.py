@@ -25,7 +25,7 @@ MODULES = (
     "training.tables", "training.quality", "training.student", "training.unbiased", "training.finetuning",
     "swarms.churn", "swarms.scale",
     "following.tables", "pictures.tables", "federated.methods", "scenes.tables",
-    "models.packed", "models.versions", "models.supernet", "gpu.tables", "study.record",
+    "models.packed", "models.versions", "models.supernet", "gpu.tables", "study.record", "papers.page",
 )  # fmt: skip
 
 
@@ -45,10 +45,12 @@ def pages() -> list[str]:
 def results(name: str) -> Any:
     """Return the committed result a table is made of, or None where the study has not run yet.
 
-    The tables of the run record are made of the classes that write and read it.
+    The tables of the run record are made of the classes that write and read it, those of the papers of the
+    cells of many studies.
     """
-    file = RESULTS / f"{name.partition('-')[0]}.json"
-    return {} if name.startswith("record") else read_json(file) if file.exists() else None
+    first = name.partition("-")[0]
+    file = RESULTS / f"{first}.json"
+    return {} if first in ("record", "papers") else read_json(file) if file.exists() else None
 
 
 def drawn(name: str) -> str:

@@ -20,6 +20,7 @@ from thinwire.rounds.aggregation import FedAsync, FedBuff, Periodic, Rule, Synch
 from thinwire.rounds.client_profile import FederatedPolicy, Fixed
 from thinwire.rounds.download import DeltaDownload, Download, FullDownload
 from thinwire.spec import Spec
+from thinwire.types import InputError, require
 from thinwire.uses.federated.choosing.accordion import Accordion
 from thinwire.uses.federated.choosing.dagc import EXPONENT, DagcA, DagcR
 from thinwire.uses.federated.choosing.fedluck import FedLuck
@@ -111,9 +112,13 @@ def gamma_fedht(
 
 
 @FEDERATED.register("dagc-r", "Rounds; who has more data sends a larger share.", "DAGC-R, arXiv 2311.07324")
-def dagc_r(ratio: Annotated[float, RATIO] = 0.01, steps: Annotated[int, STEPS] = 10) -> Made:
+def dagc_r(
+    ratio: Annotated[float, RATIO] = 0.01,
+    steps: Annotated[int, STEPS] = 10,
+    power: Annotated[float, Parameter("of the share of the data", 0, 3, whole=False)] = EXPONENT,
+) -> Made:
     """Send the share of Theorem 4, of this mean, with error feedback [quoted]; steps as its code has."""
-    return {METHOD: Method(feedback=True)}, DagcR(ratio, steps)
+    return {METHOD: Method(feedback=True)}, DagcR(ratio, steps, power=power)
 
 
 @FEDERATED.register(
@@ -143,9 +148,18 @@ def fedluck(
     period: Annotated[float, PERIOD] = 1.5,
     rate: Annotated[float, SERVER_RATE] = 0.7,
     feedback: Annotated[int, FEEDBACK] = 0,
+    steps: Annotated[int, Parameter("local steps of every device; 0 chooses", 0, 10_000)] = 0,
+    ratio: Annotated[float, Parameter("the share that every device sends; 0 chooses", 0, 1, whole=False)] = 0,
 ) -> Made:
-    """Choose as the released code does, without error feedback, at its rate for Fashion-MNIST [source]."""
-    return {METHOD: Method(Periodic(period, rate=rate), feedback=bool(feedback))}, FedLuck(period)
+    """Choose as the released code does, without error feedback, at its rate for Fashion-MNIST [source].
+
+    With both ``steps`` and ``ratio`` nothing is chosen: its baseline of one pair for all.
+    """
+    method = Method(Periodic(period, rate=rate), feedback=bool(feedback))
+    both = bool(steps) == bool(ratio)
+    wrong = f"steps={steps} and ratio={ratio:g} go together; give both, or neither"
+    require(both, InputError, wrong)
+    return {METHOD: method}, Fixed(steps, TopK(ratio)) if steps else FedLuck(period)
 
 
 @FEDERATED.register("fedasync", "A version an update.", "FedAsync, arXiv 1903.03934")

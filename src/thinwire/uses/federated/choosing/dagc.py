@@ -35,11 +35,12 @@ def key_factor(shares: Sequence[float], ratios: Sequence[float]) -> float:
     return slowed / math.sqrt(min(ratios))
 
 
-def relative_ratios(shares: Sequence[float], mean_ratio: float) -> list[float]:
+def relative_ratios(shares: Sequence[float], mean_ratio: float, power: float = EXPONENT) -> list[float]:
     """Return each device's ratio by Theorem 4: of n candidates the one of least ``key_factor``, in O(n).
 
     Candidate j lets device j hold the least ratio; all others go by p^(2/3), and the smallest of them is
-    tied with j [quoted]. The sum is n times ``mean_ratio``. Nothing is clipped at 1.
+    tied with j [quoted]. The sum is n times ``mean_ratio``. Nothing is clipped at 1. Another ``power`` than
+    2/3 is ours, to measure whether that is the best.
 
     Two artefacts of the closed form are kept as published. The chosen j may have more data than others and
     yet the least ratio: with shares spread evenly in the logarithm it lies in the middle, and of three
@@ -49,11 +50,13 @@ def relative_ratios(shares: Sequence[float], mean_ratio: float) -> list[float]:
 
     >>> [round(d, 4) for d in relative_ratios([0.5, 0.2, 0.15, 0.1, 0.05], 0.05)]
     [0.0935, 0.0507, 0.0419, 0.032, 0.032]
+    >>> relative_ratios([0.5, 0.3, 0.2], 0.25, power=0.0)
+    [0.25, 0.25, 0.25]
     """
     n = len(shares)
     if n < 2:
         return [mean_ratio] * n
-    parts = [p**EXPONENT for p in shares]
+    parts = [p**power for p in shares]
     last = min(reversed(range(n)), key=shares.__getitem__)
     smallest, second = heapq.nsmallest(2, shares)
     rest = sum(parts)
@@ -61,13 +64,13 @@ def relative_ratios(shares: Sequence[float], mean_ratio: float) -> list[float]:
     def candidate(j: int) -> tuple[float, float]:
         """Return phi_j and Q_j + 1."""
         tied = second if j == last else smallest
-        q = (rest - parts[j]) / tied**EXPONENT
+        q = (rest - parts[j]) / tied**power
         return (1 + q) * (shares[j] + tied * q), 1 + q
 
     least = min(reversed(range(n)), key=candidate)  # of equal shares the last, as in the released code
     base = n * mean_ratio / candidate(least)[1]
     tied = second if least == last else smallest
-    return [base if i == least else base * parts[i] / tied**EXPONENT for i in range(n)]
+    return [base if i == least else base * parts[i] / tied**power for i in range(n)]
 
 
 def absolute_thresholds(shares: Sequence[float], mean_threshold: float) -> list[float]:
@@ -94,6 +97,7 @@ class DagcR(Spec):
     mean_ratio: float = 0.01
     steps: int = 10  # of the released code; the theory has 1
     values: Codec = Raw()  # noqa: RUF009 -- frozen
+    power: float = EXPONENT
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -105,7 +109,7 @@ class DagcR(Spec):
     def assign(self, devices: Sequence[ClientProfile], situation: Situation) -> Sequence[Assignment]:
         """Return a ratio for each device by its share of the data."""
         shares = data_shares(devices)
-        ratios = [short(min(1.0, r)) for r in relative_ratios(shares, self.mean_ratio)]
+        ratios = [short(min(1.0, r)) for r in relative_ratios(shares, self.mean_ratio, self.power)]
         return [
             Assignment(self.steps, TopK(ratio, self.values), _why(p, f"top {ratio:.3g}", self.mean_ratio))
             for p, ratio in zip(shares, ratios, strict=True)
