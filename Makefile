@@ -118,7 +118,7 @@ bench-federated: setup  ## Every federated method over slow, unequal links (two 
 bench-papers: setup  ## What misses of the papers' claims, cheapest first (hours; goes on where it stopped; needs THINWIRE_DATA, root)
 	$(BIN)/python -m bench.papers --run
 
-bench-federated-claims: setup  ## What federated papers claim, ten seeds (16 CPU-hours; goes on where it stopped; needs THINWIRE_DATA)
+bench-federated-claims: setup  ## What federated papers claim, ten seeds (15 CPU-hours; goes on where it stopped; needs THINWIRE_DATA)
 	$(BIN)/python -m bench.federated.decided
 
 bench-scenes: setup  ## Scenes packed in every way beside their formats now (half an hour; goes on where it stopped; needs THINWIRE_DATA)

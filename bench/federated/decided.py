@@ -89,7 +89,7 @@ SHARES = {
 POWERS = {f"p{p:g}": f"dagc-r:ratio=0.001,power={p:g}" for p in (0, 0.3333, 0.6667, 1, 1.3333)}
 LONG = TEN | {"budget": "4h", "rounds": 4000}
 FEDHT: dict[str, Any] = {"rounds": 100, "decay": 0.15, "eval_every": 5}
-SKEWED: dict[str, Any] = {"rounds": 120, "until": 0.7, "batch": 32, "eval_every": 1}
+SKEWED: dict[str, Any] = {"rounds": 120, "until": 0.7, "steps": 10, "batch": 32, "eval_every": 1}
 START = {"x": 0.03}
 
 
@@ -102,17 +102,17 @@ def _skew(ratio: int, methods: dict[str, str] = SHARES) -> Group:
 
 
 GROUPS = {  # what decides most a CPU-hour first
-    "logistic-2": _fedht(2, 0.0220, 15, model="logistic"),
-    "logistic-3": _fedht(3, 0.0204, 15, model="logistic"),
+    "logistic-2": _fedht(2, 0.0220, 7, model="logistic"),
+    "logistic-3": _fedht(3, 0.0204, 7, model="logistic"),
     "skew-100": _skew(100),
     "luck": Group(LUCK, LONG | {"downlink": "free", "batch": 64}, 90),
-    "cnn-3": _fedht(3, 0.0036, 45),
+    "cnn-3": _fedht(3, 0.0036, 30),
     "luck-counted": Group(LUCK, LONG, 50),
     "power": _skew(100, POWERS),
     "skew-1000": _skew(1000),
     "skew-10": _skew(10),
-    "cnn-2": _fedht(2, 0.0033, 45),
-    "slow": _fedht(3, 0.0036, 45, decay=0.02),
+    "cnn-2": _fedht(2, 0.0033, 30),
+    "slow": _fedht(3, 0.0036, 30, decay=0.02),
 }
 
 

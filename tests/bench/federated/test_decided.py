@@ -77,6 +77,7 @@ def test_every_cell_can_be_run_and_no_seed_of_a_search_is_reported() -> None:
     for cell in every:
         parse_federated_recipe(cell.method)
         config_of(cell, "out").validate()
+    assert {config_of(c, "out").steps for c in every if c.group.startswith(("skew", "power"))} == {10}
     for group in ("luck", "luck-counted"):
         options = [config_of(c, "out") for c in every if c.group == group]
         assert {(o.downlink, o.batch) for o in options} == {
