@@ -159,6 +159,7 @@ def test_a_pair_and_a_whole_member_train_one_model_and_a_half_that_froze_is_repl
     emil = joined("emil", stages=1)
     assert anna.said("anna+bert are one member")
     assert anna.said("anna waits for another half") and anna.said("anna+bert has lost a half: waited 2 s")
+    monkeypatch.setattr(pair_crossing, "WAIT", 60.0)  # who is only slow is not lost
     dora = joined("dora")
     assert keeper.said("anna+dora (client")
     alone = joined("fritz")
@@ -171,8 +172,9 @@ def test_a_pair_and_a_whole_member_train_one_model_and_a_half_that_froze_is_repl
     assert isinstance(record, SwarmRecord)
     first, last = record.loss.eval_first, record.loss.eval_final
     assert first is not None and last is not None and last < first
-    assert {m.name for m in record.members} == {"anna+dora", "emil"}
-    assert all(m.rounds > 1 and m.weight > 0 for m in record.members)
+    members = {m.name: m for m in record.members}  # the first pair is another one if it was not gone yet
+    assert members.keys() - {"anna+bert"} == {"anna+dora", "emil"}
+    assert all(members[name].rounds > 1 and members[name].weight > 0 for name in ("anna+dora", "emil"))
     assert record.totals["samples"] == sum(m.samples for m in record.members)
     # the same bits at the second half as at the first one and at the whole member
     there = [half for name, half in halves.items() if name != "bert"] + Emil.held_by

@@ -166,8 +166,9 @@ class Fleet:
 
         Errors: ``InputError`` for numbers of samples of other devices than these.
 
-        >>> Fleet("toy", (VirtualDevice(0.5, Profile.parse("up=60kbit,80ms")),)).to_policy([300])
-        (ClientProfile(id=0, step_seconds=0.5, samples=300, up=7500.0, down=inf, delay=0.08, name=''),)
+        >>> (told,) = Fleet("toy", (VirtualDevice(0.5, Profile.parse("up=60kbit,80ms")),)).to_policy([300])
+        >>> told.step_seconds, told.samples, told.up, told.down, told.delay
+        (0.5, 300, 7500.0, inf, 0.08)
         """
         fits = len(samples) == len(self)
         require(fits, InputError, f"samples of {len(samples)} clients for {len(self)} devices; give as many")

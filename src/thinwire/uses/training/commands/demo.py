@@ -123,7 +123,7 @@ def swarm(given: dict[str, Any]) -> None:
         out=str(out),
     )
     if not keeper.json:
-        where = f"20 Mbit/s and 30 ms, {how}," if emulate else "loopback as fast as it is"
+        where = f"20 Mbit/s and 30 ms, {how}" if emulate else "loopback as fast as it is"
         tell(f"six members over {where}; one of them sends its changes with the sign turned")
     with holding(out):
         play(config, (lambda text: None) if keeper.quiet or keeper.json else tell)
