@@ -115,7 +115,8 @@ class Copier(Liar):
         """Return another's change, [1, N]; its own where nobody's comes within 20 seconds."""
         end = time.monotonic() + 20
         while time.monotonic() < end:
-            for file in sorted(self.folder.glob(f"{version.number}-*.change")):
+            file = next(iter(sorted(self.folder.glob(f"{version.number}-*.change"))), None)
+            if file is not None:
                 return torch.from_numpy(np.fromfile(file, np.float32)).view(1, -1).to(start.device)
             time.sleep(0.1)
         return SwarmMember.change(self, version, start)

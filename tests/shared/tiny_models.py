@@ -1,7 +1,11 @@
 """Small models of every family, whole and in stages."""
 
+from pathlib import Path
+from typing import Any
+
 import pytest
 import torch
+from texts import write_text
 
 from thinwire.runs.models import model_source as models
 from thinwire.runs.models.cuts import LayerCosts, cut_layers
@@ -38,6 +42,18 @@ LATENT = {
     "v_head_dim": 8,
 }
 PLAIN = {name: value for name, value in LLAMA.items() if name != "num_key_value_heads"}
+
+
+def write_llama(folder: Path, tokenizer: Any, words: int, **config: Any) -> Path:
+    """Write a tiny Llama with its tokenizer, ``model/``, and a text of so many words; return ``folder``."""
+    torch.manual_seed(0)
+    model = transformers.LlamaForCausalLM(transformers.LlamaConfig(**LLAMA | config))
+    model.save_pretrained(folder / "model")
+    tokenizer.save_pretrained(folder / "model")
+    write_text(folder / "text.txt", words)
+    return folder
+
+
 CONFIGS = {
     "llama": ("LlamaConfig", LLAMA),
     "mistral": ("MistralConfig", {**LLAMA, "sliding_window": 8}),

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,6 +13,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import nn
+from visiting import guests
 
 from thinwire.codecs import Codec, Raw, TopK, Uniform
 from thinwire.links.hub.hub import Hub
@@ -22,7 +22,7 @@ from thinwire.links.hub.station import EventKind
 from thinwire.rounds.aggregation import FedAsync, FedBuff, Periodic, Rule, Synchronous
 from thinwire.rounds.aggregation_server import Server
 from thinwire.rounds.client import Client
-from thinwire.rounds.client_profile import Assignment, ClientPace, ClientProfile, Situation
+from thinwire.rounds.client_profile import Assignment, ClientProfile, Situation
 from thinwire.rounds.client_scheduler import MadeVersion
 from thinwire.rounds.download import DeltaDownload, Download, FullDownload
 from thinwire.rounds.journal import WitnessedServer, replay
@@ -133,29 +133,6 @@ class Federation:
 
     def refusals(self) -> list[str]:
         return [r.reason for _, r in self.host.tally.refused]
-
-
-@contextmanager
-def guests(port: int, clients: Sequence[Client]) -> Iterator[list[threading.Thread]]:
-    """Let clients take part, each in a thread."""
-    spokes = [Spoke.connect("127.0.0.1", port) for _ in clients]
-
-    def take_part(spoke: Spoke, client: Client) -> None:
-        guest = RemoteClient(spoke, PATIENCE)
-        guest.terms(client.id)
-        guest.serve(client, ClientPace(0.01))
-
-    pairs = zip(spokes, clients, strict=True)
-    threads = [threading.Thread(target=take_part, args=pair, daemon=True) for pair in pairs]
-    for thread in threads:
-        thread.start()
-    try:
-        yield threads
-    finally:
-        for thread in threads:
-            thread.join(PATIENCE)
-        for spoke in spokes:
-            spoke.close()
 
 
 @pytest.mark.parametrize(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,6 @@ from typing import Any
 import pytest
 import tiny_models
 import torch
-from texts import write_text
 
 from thinwire.codecs import Raw
 from thinwire.rounds.aggregation import Synchronous
@@ -23,7 +22,6 @@ from thinwire.rounds.remote.branch import Branch, BranchServer, RoundSum
 from thinwire.rounds.residuals import ClientResiduals
 from thinwire.rounds.update_messages import Update, VersionMessage
 from thinwire.uses.kinds import load_run
-from thinwire.uses.training.swarm import scoring
 from thinwire.uses.training.swarm.choosing.swarm_policy import Together
 from thinwire.uses.training.swarm.gauntlet import Gauntlet
 from thinwire.uses.training.swarm.member import SwarmMember
@@ -37,6 +35,7 @@ from thinwire.uses.training.swarm.run.options import SwarmConfig, SwarmJoinConfi
 from thinwire.uses.training.swarm.shares import read_share
 from thinwire.uses.training.swarm.work_pool import WorkPool
 
+pytestmark = pytest.mark.usefixtures("own_kits", "all_scored")
 transformers = pytest.importorskip("transformers")
 ROUNDS = 6
 
@@ -44,20 +43,7 @@ ROUNDS = 6
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Any) -> Path:
     folder = tmp_path_factory.mktemp("branch")
-    config = transformers.LlamaConfig(**tiny_models.LLAMA | {"num_hidden_layers": 2})
-    torch.manual_seed(0)
-    transformers.LlamaForCausalLM(config).save_pretrained(folder / "model")
-    tiny_tokenizer.save_pretrained(folder / "model")
-    write_text(folder / "text.txt", 1200)
-    return folder
-
-
-@pytest.fixture(autouse=True)
-def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """Keep kits of a test in a folder of its own; score all updates, however short rounds are."""
-    monkeypatch.setenv("THINWIRE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(scoring.ScoringTime, "affords", lambda self, blocks: blocks <= 150)
-    yield
+    return tiny_models.write_llama(folder, tiny_tokenizer, 1200, num_hidden_layers=2)
 
 
 class Running:

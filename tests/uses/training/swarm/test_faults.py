@@ -5,8 +5,8 @@ from __future__ import annotations
 import errno
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import torch
 from torch import nn
+from visiting import guests
 
 from thinwire import swarm
 from thinwire.codecs import Codec, Raw, TopK
@@ -151,27 +152,9 @@ def new_server(codec: Codec | None = None) -> Server:
     return Server(Parameters(net()), Synchronous(), Two(codec or TopK(0.05)), DeltaDownload(TopK(0.02)))
 
 
-@contextmanager
-def joined(port: int, *members: Member, patience: float = PATIENCE) -> Iterator[None]:
+def joined(port: int, *members: Member) -> AbstractContextManager[object]:
     """Let members take part, each on a thread."""
-    spokes = [Spoke.connect("127.0.0.1", port) for _ in members]
-
-    def take_part(spoke: Spoke, member: Member) -> None:
-        remote = RemoteClient(spoke, patience, member.notes.append, f"m{member.id}")
-        remote.terms(member.id)
-        remote.serve(member, ClientPace(0.01))
-
-    pairs = zip(spokes, members, strict=True)
-    threads = [threading.Thread(target=take_part, args=pair, daemon=True) for pair in pairs]
-    for thread in threads:
-        thread.start()
-    try:
-        yield
-    finally:
-        for thread in threads:
-            thread.join(PATIENCE)
-        for spoke in spokes:
-            spoke.close()
+    return guests(port, members, lambda spoke, m: RemoteClient(spoke, PATIENCE, m.notes.append, f"m{m.id}"))
 
 
 def until(condition: Callable[[], Any]) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, ClassVar
@@ -13,7 +13,6 @@ import pytest
 import tiny_models
 import torch
 from relayed import TOKEN, Running, mesh
-from texts import write_text
 
 from thinwire.rounds.parameters import Parameters
 from thinwire.rounds.update_messages import Update, VersionMessage
@@ -21,7 +20,6 @@ from thinwire.runs.machine.compute import ON_CPU
 from thinwire.runs.models.model_source import ModelSource
 from thinwire.types import InputError, LinkError, ThinwireError
 from thinwire.uses.kinds import load_run
-from thinwire.uses.training.swarm import scoring
 from thinwire.uses.training.swarm.member import SwarmMember
 from thinwire.uses.training.swarm.pairs import pair_crossing
 from thinwire.uses.training.swarm.run import pair_program
@@ -31,6 +29,7 @@ from thinwire.uses.training.swarm.run.options import SwarmConfig, SwarmJoinConfi
 from thinwire.uses.training.swarm.run.record import SwarmRecord
 from thinwire.uses.training.swarm.run.swarm_model import build_whole, loss_in
 
+pytestmark = pytest.mark.usefixtures("own_kits", "all_scored")
 transformers = pytest.importorskip("transformers")
 ROUNDS = 16
 TIED = {"num_hidden_layers": 3, "tie_word_embeddings": True}
@@ -38,22 +37,9 @@ TIED = {"num_hidden_layers": 3, "tie_word_embeddings": True}
 
 @pytest.fixture(scope="module")
 def place(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Any) -> Path:
-    folder = tmp_path_factory.mktemp("pairs")
-    torch.manual_seed(0)
-    config = transformers.LlamaConfig(**tiny_models.LLAMA | TIED)
-    transformers.LlamaForCausalLM(config).save_pretrained(folder / "model")
-    tiny_tokenizer.save_pretrained(folder / "model")
-    write_text(folder / "text.txt", 1200)
+    folder = tiny_models.write_llama(tmp_path_factory.mktemp("pairs"), tiny_tokenizer, 1200, **TIED)
     (folder / "token").write_bytes(TOKEN)
     return folder
-
-
-@pytest.fixture(autouse=True)
-def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """Keep kits of a test in a folder of its own; score all updates, however short rounds are."""
-    monkeypatch.setenv("THINWIRE_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(scoring.ScoringTime, "affords", lambda self, blocks: blocks <= 150)
-    yield
 
 
 class OnThread:

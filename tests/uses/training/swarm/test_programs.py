@@ -4,15 +4,13 @@ from __future__ import annotations
 
 import socket
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny_models
-import torch
-from texts import write_text
 
 from thinwire.types import InputError, LinkError, ThinwireError
 from thinwire.uses.kinds import load_run
@@ -26,6 +24,7 @@ from thinwire.uses.training.swarm.run.options import SwarmConfig, SwarmJoinConfi
 from thinwire.uses.training.swarm.run.record import SwarmRecord
 from thinwire.uses.training.swarm.run.standby_program import stand_by
 
+pytestmark = pytest.mark.usefixtures("own_kits")
 transformers = pytest.importorskip("transformers")
 SMALL = {"seq": 16, "batch": 4, "rounds": 3, "local_steps": 3, "lr": 0.01, "eval_samples": 8, "eval_every": 1}
 
@@ -34,19 +33,7 @@ SMALL = {"seq": 16, "batch": 4, "rounds": 3, "local_steps": 3, "lr": 0.01, "eval
 def place(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Any) -> Path:
     """Return a folder with a tiny model and a text."""
     folder = tmp_path_factory.mktemp("swarm")
-    config = transformers.LlamaConfig(**tiny_models.LLAMA | {"num_hidden_layers": 2})
-    torch.manual_seed(0)
-    transformers.LlamaForCausalLM(config).save_pretrained(folder / "model")
-    tiny_tokenizer.save_pretrained(folder / "model")
-    write_text(folder / "text.txt", 400)
-    return folder
-
-
-@pytest.fixture(autouse=True)
-def cache(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    """Keep kits and tokens of a test in a folder of its own."""
-    monkeypatch.setenv("THINWIRE_CACHE", str(tmp_path / "cache"))
-    yield
+    return tiny_models.write_llama(folder, tiny_tokenizer, 400, num_hidden_layers=2)
 
 
 def free_port() -> int:

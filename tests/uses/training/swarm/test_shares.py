@@ -38,7 +38,7 @@ def test_each_pass_takes_every_sample_once_whoever_is_lost_and_wherever_the_keep
             share = read_share(pool.give(client, steps=draw.randint(1, 7)))
             assert torch.equal(data[share.ids], share.blocks) and share.samples == pool.samples(client)
         elif act < 0.8:
-            ids = pool._shares.get(client, [])
+            ids = pool._handed.under_way.get(client, [])
             pool.settle(client, done=True)
             done.update(ids)
             if ids:

@@ -12,8 +12,8 @@ from torch import Tensor
 
 from thinwire.rounds.update_messages import MOST_GAPS, VersionMessage
 from thinwire.types import PayloadError, require
+from thinwire.uses.training.swarm.handed_out import HandedOut
 from thinwire.uses.training.swarm.shares import Share, pack_share, read_share
-from thinwire.uses.training.swarm.work_pool import parted
 
 HELD = 64  # blocks of the first share that nobody here trains on
 
@@ -43,8 +43,7 @@ class PassedShare:
         self.heldout: Tensor | None = None  # blocks [n, seq + 1], once a share has come
         self._held = set[int]()  # their numbers
         self._free: deque[int] = deque()  # places in the share that nobody has
-        self._shares: dict[int, list[int]] = {}  # under way, by client
-        self._done: dict[int, list[int]] = {}
+        self._handed = HandedOut()  # places in the share
 
     def take(self, version: VersionMessage) -> None:
         """Begin with the share of a version. Errors: ``PayloadError``."""
@@ -57,7 +56,7 @@ class PassedShare:
     def begin(self, many: int, share: Share | None) -> None:
         """Begin with so many samples, those of ``share`` where they are known."""
         self._share, self.given = share, many
-        self._shares, self._done = {}, {}
+        self._handed = HandedOut()
         most = many
         if share is not None and self.heldout is None and self._hold:
             steps = many // self._batch
@@ -77,14 +76,13 @@ class PassedShare:
 
     def most(self, client: int, steps: int) -> int:
         """Return for how many of so many local steps of ``client`` there are samples."""
-        return min(steps, (len(self._free) + len(self._shares.get(client, ()))) // self._batch)
+        return min(steps, (len(self._free) + len(self._handed.under_way.get(client, ()))) // self._batch)
 
     def give(self, client: int, steps: int) -> bytes:
         """Return the share of ``client`` for ``steps`` local steps; one that it did not answer is void."""
         self.settle(client, done=False)
         places = [self._free.popleft() for _ in range(steps * self._batch)]
-        self._shares[client] = places
-        self._done.pop(client, None)
+        self._handed.give(client, places)
         if self._share is None:
             return b""
         rows = torch.tensor(places)
@@ -92,26 +90,22 @@ class PassedShare:
 
     def settle(self, client: int, done: bool, left: Iterable[tuple[int, int]] = ()) -> None:
         """Count the share of ``client`` as done, or let others have it; harmless where it has none."""
-        places = self._shares.pop(client, None)
-        if places is None:
-            return
-        trained, again = parted(places, left) if done else ([], places)
+        _, again = self._handed.settle(client, done, left)
         self._free.extendleft(reversed(again))
-        if done:
-            self._done[client] = trained
 
     def assigned(self, client: int) -> Tensor | None:
         """Return the blocks of a client's share, or of what it answered; None where there is neither."""
-        places = self._shares.get(client, self._done.get(client))
+        places = self._handed.of(client)
         return None if places is None or self._share is None else self._share.blocks[torch.tensor(places)]
 
     def samples(self, client: int) -> int:
         """Return how many samples the share of ``client`` has, or what it answered."""
-        return len(self._shares.get(client, self._done.get(client, ())))
+        return len(self._handed.of(client) or ())
 
     def gaps(self, without: Collection[int]) -> tuple[tuple[int, int], ...]:
         """Return what nobody trained on, what the clients ``without`` did included, as ``Update.left``."""
-        done = {place for client, places in self._done.items() if client not in without for place in places}
+        answered = self._handed.answered.items()
+        done = {place for client, places in answered if client not in without for place in places}
         runs = groupby(range(self.given), key=lambda place: place in done)
         found = [(run[0], len(run)) for trained, run in ((t, list(r)) for t, r in runs) if not trained]
         if len(found) > MOST_GAPS:  # more cannot be said: all from the last one on goes back

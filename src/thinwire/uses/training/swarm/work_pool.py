@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 from collections import deque
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from thinwire.types import WRONG_VALUES, InputError, require
+from thinwire.uses.training.swarm.handed_out import HandedOut
 from thinwire.uses.training.swarm.shares import Share, pack_share
 from thinwire.uses.training.swarm.shuffled_passes import ShuffledPasses
 
@@ -51,8 +52,7 @@ class WorkPool:
         self._blocks, self.batch = blocks.contiguous(), batch
         self._passes = ShuffledPasses(len(blocks), seed)
         self._again: deque[int] = deque()  # to be handed out before anything else
-        self._shares: dict[int, list[int]] = {}  # under way, by client
-        self._settled: dict[int, list[int]] = {}  # trained on last, by client
+        self._handed = HandedOut()
         self.counts = WorkCounts()
 
     @property
@@ -70,8 +70,7 @@ class WorkPool:
         many = steps * self.batch
         again = [self._again.popleft() for _ in range(min(many, len(self._again)))]
         ids = again + self._passes.take(many - len(again))
-        self._shares[client] = ids
-        self._settled.pop(client, None)
+        self._handed.give(client, ids)
         self.counts.given += many
         self.counts.again += len(again)
         rows = torch.tensor(ids)
@@ -82,23 +81,18 @@ class WorkPool:
 
         ``left``: as of ``WorkSource.settle``.
         """
-        ids = self._shares.pop(client, None)
-        if ids is None:
-            return
-        trained, again = parted(ids, left) if done else ([], ids)
-        if done:
-            self._settled[client] = trained
-            self.counts.done += len(trained)
+        trained, again = self._handed.settle(client, done, left)
+        self.counts.done += len(trained)
         self._again.extendleft(reversed(again))
 
     def assigned(self, client: int) -> Tensor | None:
         """Return the blocks of a client's share, or of what it answered last; None where there is neither."""
-        ids = self._shares.get(client, self._settled.get(client))
+        ids = self._handed.of(client)
         return None if ids is None else self._blocks[torch.tensor(ids)]
 
     def samples(self, client: int) -> int:
         """Return how many samples ``assigned`` has: what the update of ``client`` counts for."""
-        return len(self._shares.get(client, self._settled.get(client, ())))
+        return len(self._handed.of(client) or ())
 
     # -- to go on later ------------------------------------------------------------------------------------
 
@@ -108,8 +102,8 @@ class WorkPool:
             "of": self._described,
             "taken": self._passes.taken,
             "again": list(self._again),
-            "shares": {str(c): ids for c, ids in self._shares.items()},
-            "settled": {str(c): ids for c, ids in self._settled.items()},
+            "shares": {str(c): ids for c, ids in self._handed.under_way.items()},
+            "settled": {str(c): ids for c, ids in self._handed.answered.items()},
             "counts": dataclasses.asdict(self.counts),
         }
 
@@ -130,7 +124,7 @@ class WorkPool:
         except WRONG_VALUES as e:
             raise InputError(f"the work of the state cannot be read: {type(e).__name__} at {e}") from e
         self._passes.taken, self._again = taken, deque(again)
-        self._shares, self._settled = shares, settled
+        self._handed.under_way, self._handed.answered = shares, settled
 
     def _read(self, ids: Iterable[Any]) -> list[int]:
         found = [int(i) for i in ids]
@@ -143,17 +137,6 @@ class WorkPool:
         digest = hashlib.blake2b(self._blocks.numpy().data, digest_size=8).hexdigest()
         n, length = self._blocks.shape
         return f"{n} samples of {length} tokens, digest {digest}, seed {self._passes.seed}"
-
-
-def parted(ids: Sequence[int], left: Iterable[tuple[int, int]]) -> tuple[list[int], list[int]]:
-    """Return which of ``ids`` were trained on, and which were ``left``, as pairs of a place and how many.
-
-    >>> parted([7, 3, 5, 8], [(1, 2)])
-    ([7, 8], [3, 5])
-    """
-    over = {i for first, many in left for i in range(first, first + many)}
-    trained = [x for i, x in enumerate(ids) if i not in over]
-    return trained, [x for i, x in enumerate(ids) if i in over]
 
 
 class OwnWork:

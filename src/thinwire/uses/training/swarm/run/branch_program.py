@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import socket
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -12,7 +11,6 @@ from thinwire.links.hub.hub import Hub
 from thinwire.links.security import read_token
 from thinwire.rounds.client_profile import ClientPace, ClientProfile
 from thinwire.rounds.remote.branch import Branch, BranchServer
-from thinwire.rounds.remote.control_messages import MOST_NAME
 from thinwire.rounds.remote.remote_client import RemoteClient
 from thinwire.runs.machine import devices
 from thinwire.runs.machine.compute import Compute
@@ -24,7 +22,7 @@ from thinwire.uses.training.swarm.choosing.swarm_policy import Together
 from thinwire.uses.training.swarm.kit import kit_digest, pack_kit
 from thinwire.uses.training.swarm.passed_share import HELD, PassedShare
 from thinwire.uses.training.swarm.run.keeper_program import Keeper
-from thinwire.uses.training.swarm.run.member_program import SwarmTerms, at_any, fetched
+from thinwire.uses.training.swarm.run.member_program import SwarmTerms, at_any, called, fetched
 from thinwire.uses.training.swarm.run.options import SwarmConfig
 from thinwire.uses.training.swarm.run.swarm_model import Evaluator, build_whole, kept_kit
 from thinwire.uses.training.swarm.run.swarm_recorder import Told
@@ -78,7 +76,7 @@ class BranchKeeper(Keeper):
     ) -> None:
         super().__init__(config, told, noted, taught)
         self.above = self.branch = Branch(taught.model, self._own, taught.parameters, self._together)
-        self._name = config.name or socket.gethostname()[:MOST_NAME]
+        self._name = called(config.name)
 
     def _server(self) -> BranchServer:
         share = self.taught.work

@@ -74,7 +74,12 @@ def prepared(config: SwarmJoinConfig) -> str:
     """Take the threads that a configuration asks for; return what the member is called."""
     if config.threads:
         torch.set_num_threads(config.threads)
-    return config.name or socket.gethostname()[:MOST_NAME]
+    return called(config.name)
+
+
+def called(name: str) -> str:
+    """Return what a machine is called in a swarm: ``name``, or as it calls itself."""
+    return name or socket.gethostname()[:MOST_NAME]
 
 
 def at_any(
