@@ -13,9 +13,11 @@ from statistics import fmean
 from typing import Any
 
 import numpy as np
+import torch
 
 from bench.federated.decided import GROUPS, found_of, settled
 from bench.study.cells import RESULTS, Kept, words_of
+from thinwire.codecs import LowRank
 from thinwire.runs.records.writer import read_json
 
 Measure = Callable[[], list[float]]
@@ -200,6 +202,17 @@ def fewer(way: str, seed: int) -> float:
     return float(sent["fp16_step"] / sent["steady_step"])
 
 
+def sooner_a_rank(link: str, mine: str, seed: int) -> float:
+    """Return how many times sooner a way is than one rank, by the number of ranks."""
+    return seconds_less(link, mine, "one", seed) / float(picture("two", link, mine, seed)["ranks"])
+
+
+def fewer_wide(seed: int) -> float:
+    """Return how many times fewer bytes than in 16 bits a packet has of FLUX's shape; encodes it now."""
+    matrix = torch.randn(1024, 3072, generator=torch.Generator().manual_seed(seed))
+    return 2 * matrix.numel() / LowRank(8).encode(matrix).nbytes
+
+
 def nearer(group: str, way: str, seed: int) -> float:
     """Return by how many dB a way is nearer to one rank's picture than the displaced one."""
     ours, theirs = picture(group, "unlimited", way, seed), picture("two", "unlimited", "displaced", seed)
@@ -318,9 +331,10 @@ MEASURES: dict[str, Measure] = {
     "tahquant-aqsgd": _rounds(faster, "tahquant", ("aqsgd:fw=3,bw=6", "aqsgd:fw=4,bw=8")),
     "aqsgd-loss": _seeds(lower, "aqsgd"),
     "tahquant-loss": _seeds(lower, "tahquant"),
-    "compact-one": _seeds(seconds_less, "unlimited", "compact", "one"),
+    "compact-one": _seeds(sooner_a_rank, "unlimited", "compact"),
     "compact-displaced": _seeds(seconds_less, "20mbit", "compact", "displaced"),
     "compact-fewer": _seeds(fewer, "lowrank"),
+    "compact-fewer-wide": cache(partial(by_seed, fewer_wide, range(3))),
     "compact-psnr": _seeds(nearer, "coding", "compact:order=1,early=0"),
     "compact-lowrank-psnr": _seeds(nearer, "two", "lowrank"),
     "dice-100mbit": _seeds(sooner_experts, "100mbit"),

@@ -20,6 +20,9 @@ class Verdict(StrEnum):
     MISSING = "not measured"
 
 
+SIZE = "in its size: the interval excludes what is published, and holds no effect"
+
+
 class Interval(NamedTuple):
     """A mean, and the ends of its 95 % interval."""
 
@@ -55,11 +58,13 @@ def decided(
     """Return whether a claim holds, and what is to be said of it.
 
     It holds where the whole interval is above ``above``, the figure of no effect. How large an effect was
-    ``published`` is said apart, because most settings here are others. A claim fails only where the whole
-    interval is below, and a ``cause`` was measured.
+    ``published`` is said apart, because most settings here are others. A claim fails where the whole interval
+    is below and a ``cause`` was measured, or where it holds no effect and excludes the published one.
 
     >>> decided(Interval(2.0, 1.5, 2.5), above=1.0, published=3.0)[1]
     'holds, smaller than published'
+    >>> decided(Interval(1.2, 0.9, 1.5), above=1.0, published=3.0)[1]
+    'does not hold in its size: the interval excludes what is published, and holds no effect'
     """
     if found is None:
         return Verdict.MISSING, Verdict.MISSING
@@ -69,6 +74,8 @@ def decided(
         if cause:
             return Verdict.FAILS, f"{Verdict.FAILS}, because {cause}"
         return Verdict.UNDECIDED, f"{Verdict.UNDECIDED}: the interval is below, and no measurement says why"
+    if published is not None and found.high < published:
+        return Verdict.FAILS, f"{Verdict.FAILS} {SIZE}" + (f", because {cause}" if cause else "")
     why = "one run has no interval" if math.isinf(found.high) else "the interval holds both"
     return Verdict.UNDECIDED, f"{Verdict.UNDECIDED}: {why}"
 

@@ -30,6 +30,8 @@ WHY = "it sends 3× as much"
         (Interval(0.5, 0.4, 0.9), 2.0, "", Verdict.UNDECIDED, "no measurement says why"),
         (Interval(2.0, 0.9, 3.0), 2.0, WHY, Verdict.UNDECIDED, "the interval holds both"),
         (Interval(2.0, 1.0, 3.0), 2.0, "", Verdict.UNDECIDED, "the interval holds both"),
+        (Interval(1.2, 0.9, 1.9), 2.0, "", Verdict.FAILS, "does not hold in its size"),
+        (Interval(1.2, 0.9, 1.9), None, "", Verdict.UNDECIDED, "the interval holds both"),
         (Interval.of([9.0]), 2.0, WHY, Verdict.UNDECIDED, "one run has no interval"),
         (Interval.of([9.0], ratios=True), 2.0, "", Verdict.UNDECIDED, "one run has no interval"),
     ],
