@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from torch import Tensor, nn
@@ -14,6 +14,8 @@ from thinwire.state.binding import View
 from thinwire.state.devices.crossing import Place
 from thinwire.state.devices.resident import filled
 from thinwire.state.layout import MAX_NBYTES, Layout
+from thinwire.state.loaded.loaded_model import LoadedModel
+from thinwire.state.loaded.loader_recording import Load
 from thinwire.state.patch_code.indexing import read, write
 from thinwire.state.patches import moves
 from thinwire.state.patches.moves import KeyframeReading, Move, Reading, SectionReading
@@ -62,6 +64,7 @@ class Replica:
         self._differing = 0  # how many words that may be
         self._touched: set[int] | None = None  # slots in which back and front may differ; None: in all
         self._bound = binding.Bound()
+        self._loaded: list[LoadedModel] = []
         self._saved: View | None = None  # a buffer that is being written to a file: nobody writes to it then
         self._saving = threading.Lock()
         self._lock = threading.Lock()  # which buffer is which
@@ -292,6 +295,9 @@ class Replica:
             self._front, self._back = self._back, self._front
             self._shown, self._ready = self._held, False
             self._bound.point(self._front, self._touched, self._behind)
+            self._loaded = [loaded for loaded in self._loaded if loaded.alive]
+            for loaded in self._loaded:
+                loaded.point(self._front, self._touched, self._behind)
         finally:
             self._lock.release()
         self.pause = time.perf_counter() - began
@@ -328,6 +334,21 @@ class Replica:
             self._bound.add(found)
             if self._front is not None:
                 self._bound.point(self._front)
+
+    def fill(self, model: nn.Module, load: Load, kept: Collection[str] = ()) -> None:
+        """Let ``model``, which ``load`` fills from a checkpoint, have the front's values, now and later.
+
+        It keeps its own memory, and only what changed is written: see ``LoadedModel``, also for errors.
+        """
+        loaded = LoadedModel(self.layout, model, load, kept)
+        with self._lock:
+            self._loaded = [other for other in self._loaded if not other.of(model)] + [loaded]
+            if self._front is not None:
+                loaded.point(self._front)
+
+    def fills(self, model: nn.Module) -> bool:
+        """Return whether ``fill`` was given this model, whose parameters are where they were."""
+        return any(loaded.same(model) for loaded in self._loaded)
 
     def check(self) -> None:
         """Raise ``DesyncError`` unless the words in front hash to what they should: about 1 ns each."""

@@ -6,7 +6,7 @@ import math
 import threading
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
@@ -17,6 +17,7 @@ from thinwire.types import InputError, LinkError
 if TYPE_CHECKING:  # the defaults below are named where nothing is followed yet
     from torch import Tensor, nn
 
+    from thinwire.state.loaded.loader_recording import Load
     from thinwire.state.patches.patch import Version
     from thinwire.state.replica import Replica
     from thinwire.uses.following.mirror import Mirror
@@ -143,6 +144,22 @@ class FollowerBase(ABC):
         self._raise()
         began = time.perf_counter()
         new = self._mirror.show(self.replica, model)
+        return Applied(time.perf_counter() - began, self.replica.shown, new)
+
+    def load_into(self, model: nn.Module, load: Load, kept: Collection[str] = ()) -> Applied:
+        """Update ``model``, which its host fills by ``load``, to the newest version here.
+
+        For engines that fuse, shard or rename what a checkpoint has: ``load`` takes pairs of name and tensor,
+        as ``load_weights`` of vLLM's models does. It is called once, with tensors without values, and shows
+        where each element goes; from then on what changed is written there, in place. ``kept`` names
+        parameters that may stay as they are. Errors: those of the class, and ``InputError`` naming a tensor
+        that the loader does not copy, or a parameter that nothing in the state fills.
+
+        Return what it did.
+        """
+        self._raise()
+        began = time.perf_counter()
+        new = self._mirror.fill(self.replica, model, load, kept)
         return Applied(time.perf_counter() - began, self.replica.shown, new)
 
     def tensors(self) -> dict[str, Tensor]:

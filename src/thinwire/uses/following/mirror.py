@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import NamedTuple
 from weakref import WeakKeyDictionary
@@ -11,6 +11,7 @@ from torch import Tensor, nn
 
 from thinwire.state import binding, tensor_kinds
 from thinwire.state.layout import MAX_NBYTES, Layout
+from thinwire.state.loaded.loader_recording import Load
 from thinwire.state.patches.moves import SectionReading
 from thinwire.state.patches.patch import Patch, Version
 from thinwire.state.replica import CHECK_EVERY, Replica, check_interval
@@ -76,6 +77,18 @@ class Mirror:
         if begin(layout, self._into, self._base, replica.start):
             replica.swap()  # nobody uses it yet
         self.replica, self._base = replica, None
+
+    def fill(self, replica: Replica, model: nn.Module, load: Load, kept: Collection[str]) -> bool:
+        """Write the newest version into ``model``, which ``load`` fills; return whether that is new.
+
+        Errors: as ``LoadedModel``.
+        """
+        before = self._shown.get(model) if replica.fills(model) else None
+        if before is None:
+            replica.fill(model, load, kept)
+        replica.swap()
+        self._shown[model] = Shown(replica.hash, binding.Members(replica.layout, model))
+        return before is None or before.hash != replica.hash
 
     def show(self, replica: Replica, model: nn.Module) -> bool:
         """Let ``model``, and all shown before, use the replica's newest version.

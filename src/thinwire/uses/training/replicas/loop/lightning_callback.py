@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
+from importlib import import_module
 from typing import Any
 
 from thinwire.types import InputError, MissingExtra, require
@@ -62,13 +64,9 @@ def local_steps_lightning(recipe: str = "auto", *, peers: Peers | Callable[[], P
     return LocalStepsLightning()
 
 
-def _callback() -> Any:
-    try:
-        from lightning.pytorch import Callback
-    except ImportError:
-        try:
-            from pytorch_lightning import Callback
-        except ImportError as e:
-            raise MissingExtra("Lightning's callback needs Lightning: pip install lightning") from e
-    found: type = Callback
-    return found
+def _callback() -> type:
+    for name in ("lightning.pytorch", "pytorch_lightning"):
+        with suppress(ImportError):
+            found: type = import_module(name).Callback
+            return found
+    raise MissingExtra("Lightning's callback needs Lightning: pip install lightning")

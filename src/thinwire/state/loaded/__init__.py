@@ -1,0 +1,1 @@
+"""Models that a host filled from a checkpoint by a loader of its own."""

@@ -1,0 +1,106 @@
+"""The rollout's end of any host: follow a trainer's state, and bring the host's own model up to it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from torch import nn
+
+from thinwire.files.checkpoint import read_checkpoint
+from thinwire.links.address import Address
+from thinwire.links.security import read_token
+from thinwire.state.loaded.loader_recording import Load
+from thinwire.types import InputError, LinkError, require
+from thinwire.uses.following.follower_base import TIMEOUT, Applied
+from thinwire.uses.following.pull.store_reader import ShelfReader
+from thinwire.uses.following.push.follower import Follower
+
+
+@dataclass(frozen=True)
+class TrainerAddress:
+    """Where a trainer publishes: what a host's ``init_info`` has.
+
+    ``address``: "host:port", or the folder or URL of a store. ``token`` or ``token_file`` proves that this
+    end may follow; without either, THINWIRE_TOKEN does where it is set. ``base``: a folder or file of
+    safetensors that is already here and that the publisher knows, such as the checkpoint that the host has
+    loaded: then the first version need not cross whole. ``state``: a file to go on from. ``kept``: the host's
+    parameters that may stay as they are. ``timeout``: seconds for the first version.
+    """
+
+    address: str
+    token: str = ""
+    token_file: str = ""
+    base: str = ""
+    state: str = ""
+    kept: tuple[str, ...] = ()
+    timeout: float = TIMEOUT
+
+    def __post_init__(self) -> None:
+        require(self.timeout > 0, InputError, f"timeout={self.timeout} is not above 0 seconds; give more")
+        two = bool(self.token) and bool(self.token_file)
+        require(not two, InputError, "both token and token_file are given; give one")
+        object.__setattr__(self, "kept", tuple(self.kept))
+        self.place  # noqa: B018 -- says what is no address
+
+    @property
+    def place(self) -> Address | str:
+        """The publisher's address, or the store's folder or URL. Errors: ``InputError`` for neither."""
+        store = "/" in self.address or Path(self.address).is_dir()
+        return self.address if store else Address.parse(self.address, "the trainer's address", like=7200)
+
+    def shared_token(self) -> bytes | None:
+        """Return the token that both ends share, if any. Errors: ``InputError`` for a file that is none."""
+        return self.token.encode() if self.token else read_token(self.token_file or None)
+
+
+@dataclass(frozen=True)
+class VersionWanted:
+    """What an update is to bring: at least ``version``, within ``timeout`` seconds; 0: the newest here."""
+
+    version: int = 0
+    timeout: float = TIMEOUT
+
+    def __post_init__(self) -> None:
+        good = type(self.version) is int and self.version >= 0
+        require(
+            good, InputError, f"version={self.version!r} is no version; give a number, or 0 for the newest"
+        )
+        require(self.timeout > 0, InputError, f"timeout={self.timeout} is not above 0 seconds; give more")
+
+
+class RolloutWeights:
+    """A host's model that follows a trainer's state.
+
+    ``update`` belongs to the thread that runs the model, between two of its steps. Errors: as ``Follower``.
+    """
+
+    def __init__(self, trainer: TrainerAddress) -> None:
+        place, token = trainer.place, trainer.shared_token()
+        saved = bool(trainer.state) and Path(trainer.state).is_file()
+        base = read_checkpoint(Path(trainer.base)) if trainer.base and not saved else None
+        state = trainer.state or None
+        self._kept, self._first = trainer.kept, trainer.timeout
+        self.follower: Follower | ShelfReader
+        if isinstance(place, str):
+            self.follower = ShelfReader(place, token, base=base, state=state)
+        else:
+            self.follower = Follower(*place, token, base=base, state=state)
+
+    def update(self, model: nn.Module, load: Load, wanted: VersionWanted = VersionWanted()) -> Applied:
+        """Bring ``model``, which ``load`` fills from a checkpoint, to what is wanted; return what that did.
+
+        Errors: ``LinkError`` naming the trainer where the version does not come in time; then the model has
+        the version that it had. ``InputError`` for a state that does not fill the model.
+        """
+        least = max(1, wanted.version)
+        first = not self.follower.held.number
+        self.follower.wait(least, max(wanted.timeout, self._first) if first else wanted.timeout)
+        applied = self.follower.load_into(model, load, self._kept)
+        if applied.version.number < least:
+            raise LinkError(f"version {least} is still being written here; update again")
+        return applied
+
+    def close(self) -> None:
+        """Stop following. Safe to call twice."""
+        self.follower.close()
