@@ -1,11 +1,12 @@
 """One network for all widths against networks of one width each, on Fashion-MNIST: ``make bench-supernet``.
 
-Groups: ``short``, one epoch on one seed, and ``full``,
-three epochs on three. Each cell trains a network. From one trained at all widths at once a configuration is
+Groups: ``short``, one epoch on one seed; ``full``, three epochs on three; ``large``, a network of a million
+weights on five. Each cell trains a network. From one trained at all widths at once a configuration is
 then found for each budget, of bit operations and of bytes, in three ways: the method's greedy search; a
 linear programme over how much the loss rises with each layer alone at each pair of widths; the same rises by
 one slope for all layers. Norms are recalibrated for each. Searches see images to train on alone; those held
-out are counted once a configuration.
+out are counted once a configuration. Of ``large`` networks, configurations drawn at random are counted too,
+and bits are chosen by the slope alone.
 
 A cell's network is kept in the cache folder, so a search that was stopped needs no training again.
 ``python -m bench.models.supernet [GROUP] [VARIANT] [seed=N]``: the cells that have these words. Needs
@@ -15,6 +16,7 @@ THINWIRE_DATA.
 from __future__ import annotations
 
 import hashlib
+import math
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -28,6 +30,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from bench.models.subnets import moved, sampled, spreads
 from bench.study.cells import Kept, interval, run_study
 from bench.study.tables import DASH, Draw, Row, Rows, tabled
 from thinwire.choosing.allocate import ByteBudget, Site
@@ -68,17 +71,42 @@ ALONE = {f"apart-{bits}": bits for bits in WIDTHS}  # nets of one width, trained
 VARIANTS = (*ONESHOT, *ALONE)
 Found = Mapping[str, Any]  # of a cell
 APART = "apart"
+WAYS = ("search", "programme", "slope")
 Rises = list[list[float]]  # by layer and pair of widths
 PRIOR = 1e-3  # of a rise: where none is measured, bits still go where they lower the rounding error most
 
 
 class Group(NamedTuple):
-    epochs: int
+    """Cells of one network, and how it is trained and measured."""
+
+    epochs: float
     seeds: tuple[int, ...]
+    shape: Shape = Shape()
+    variants: tuple[str, ...] = VARIANTS
+    batch: int = BATCH
+    kinds: tuple[str, ...] = KINDS
+    ways: tuple[str, ...] = WAYS
+    calibrated: int = CALIBRATED
+    sensed: int = SENSED
+    counted: int | None = None  # of the images held out, the first so many
+    sampled: int = 0  # configurations drawn at random
+
+    def steps(self, samples: int) -> int:
+        """Return the steps of its training on so many samples."""
+        return round(self.epochs * (samples // self.batch))
 
 
-# "short" proves the way from end to end in minutes; "full" is the study.
-GROUPS = {"short": Group(1, (0,)), "full": Group(3, (0, 1, 2))}
+# "short" proves the way from end to end in minutes; "full" is the study; by "large" the claims of the paper
+# are judged. Its shape and steps were chosen on seed 100: a cell takes minutes, and there is room above.
+LARGE = Shape(channels=(16, 48, 176), stride=4, repeats=2)
+GROUPS = {
+    "short": Group(1, (0,)),
+    "full": Group(3, (0, 1, 2)),
+    "large": Group(
+        1 / 3, (0, 1, 2, 3, 4), LARGE, tuple(ONESHOT), 64, ("bitops",), ("slope",),
+        calibrated=8, sensed=64, counted=5000, sampled=24,
+    ),
+}  # fmt: skip
 
 
 class Cell(NamedTuple):
@@ -88,19 +116,19 @@ class Cell(NamedTuple):
 
     def shape(self) -> Shape:
         """Return the network's shape: all widths, or the one of a network trained apart."""
-        return Shape(widths=(ALONE[self.variant],)) if self.variant in ALONE else Shape()
+        shape = GROUPS[self.group].shape
+        return replace(shape, widths=(ALONE[self.variant],)) if self.variant in ALONE else shape
 
     def method(self, samples: int) -> TrainingMethod:
         """Return how it is trained on so many samples."""
-        steps = GROUPS[self.group].epochs * (samples // BATCH)
-        return replace(TrainingMethod(steps), **ONESHOT.get(self.variant, {}))  # type: ignore[arg-type]
+        return replace(TrainingMethod(GROUPS[self.group].steps(samples)), **ONESHOT.get(self.variant, {}))  # type: ignore[arg-type]
 
 
 def cells() -> Iterator[Cell]:
     """Yield all cells; what is compared runs in turns."""
     for name, group in GROUPS.items():
         for seed in group.seeds:
-            yield from (Cell(name, variant, seed) for variant in VARIANTS)
+            yield from (Cell(name, variant, seed) for variant in group.variants)
 
 
 def batches_of(data: Dataset, seed: int, size: int = BATCH, epochs: int = 1) -> Iterator[Batch]:
@@ -109,21 +137,26 @@ def batches_of(data: Dataset, seed: int, size: int = BATCH, epochs: int = 1) -> 
         yield data.prepare(data.inputs[chosen]), data.labels[chosen]
 
 
-def held_out(data: Dataset) -> Iterator[Batch]:
-    """Yield all images held out."""
-    parts = zip(data.test_inputs.split(COUNTED), data.test_labels.split(COUNTED), strict=True)
+def held_out(data: Dataset, many: int | None = None) -> Iterator[Batch]:
+    """Yield the images held out: all, or the first so many."""
+    parts = zip(data.test_inputs[:many].split(COUNTED), data.test_labels[:many].split(COUNTED), strict=True)
     yield from ((data.prepare(x), y) for x, y in parts)
 
 
 def measure(cell: Cell) -> dict[str, Any]:
     """Train a cell's network, unless it is kept, and return what it comes to."""
-    data = load_dataset(FASHION)
+    data, group = load_dataset(FASHION), GROUPS[cell.group]
     net, told = trained(cell, data)
-    costs = costs_of(net, SIDE)
-    calibrated = Calibrated(net, data, costs)
+    calibrated = Calibrated(net, data, costs_of(net, SIDE), group)
     widths = {str(w): calibrated.row(net.uniform(w)) for w in net.shape.widths}
     served = [] if cell.variant in ALONE else list(serve(calibrated, cell.seed))
-    return told | {"epochs": GROUPS[cell.group].epochs, "widths": widths, "served": served}
+    found = told | {"epochs": group.epochs, "widths": widths, "served": served}
+    if group.sampled:
+        some = sampled(net, group.sampled)
+        found["sampled"] = [calibrated.accuracy(configuration) for configuration in some]
+        batch = calibrated.some(cell.seed, group.batch)(0)
+        found |= moved(net, batch, TrainingMethod(1))
+    return found
 
 
 def trained(cell: Cell, data: Dataset) -> tuple[Supernet, dict[str, Any]]:
@@ -133,13 +166,15 @@ def trained(cell: Cell, data: Dataset) -> tuple[Supernet, dict[str, Any]]:
     folder = cache_folder() / "supernet" / f"{'-'.join(map(str, cell))}-{key}"
     if not folder.is_dir():
         losses, frozen, began = list[float](), [0] * len(net.layers), time.process_time()
+        group = GROUPS[cell.group]
+        batches = batches_of(data, cell.seed, group.batch, math.ceil(group.epochs))
 
         def note(_: int, loss: float, candidates: Any) -> None:
             losses.append(loss)
             for i, own in enumerate(candidates):
                 frozen[i] += own[0] != net.shape.widths[0]
 
-        train(net, batches_of(data, cell.seed, epochs=GROUPS[cell.group].epochs), method, cell.seed, note)
+        train(net, batches, method, cell.seed, note)
         seconds, every = time.process_time() - began, max(1, len(losses) // POINTS)
         curve = [sum(losses[i : i + every]) / every for i in range(0, every * (len(losses) // every), every)]
         shares = [n / len(losses) for n in frozen]
@@ -154,14 +189,19 @@ def trained(cell: Cell, data: Dataset) -> tuple[Supernet, dict[str, Any]]:
 class Calibrated:
     """A trained network, what its configurations cost, and the images that it is measured with."""
 
-    def __init__(self, net: Supernet, data: Dataset, costs: Costs) -> None:
-        self.net, self.data, self.costs = net, data, costs
-        self._images = [x for (x, _), _ in zip(batches_of(data, seed=1), range(CALIBRATED), strict=False)]
+    def __init__(self, net: Supernet, data: Dataset, costs: Costs, group: Group) -> None:
+        self.net, self.data, self.costs, self.group = net, data, costs, group
+        some = zip(batches_of(data, seed=1), range(group.calibrated), strict=False)
+        self._images = [x for (x, _), _ in some]
+
+    def accuracy(self, configuration: Configuration) -> float:
+        """Return the share of images held out that a configuration recognises, its norms recalibrated."""
+        recalibrate(self.net, configuration, self._images)
+        return accuracy(self.net, configuration, held_out(self.data, self.group.counted))
 
     def row(self, configuration: Configuration) -> dict[str, Any]:
         """Return accuracy, bit operations and bytes of a configuration, as counted and entropy-coded."""
-        recalibrate(self.net, configuration, self._images)
-        found = accuracy(self.net, configuration, held_out(self.data))
+        found = self.accuracy(configuration)
         costs = {kind: getattr(self.costs, kind)(configuration) for kind in KINDS}
         packed = packed_nbytes(shipped(self.net, configuration))
         return {"accuracy": found, **costs, "packed": packed, "configuration": configuration}
@@ -179,26 +219,37 @@ class Calibrated:
 
 def serve(calibrated: Calibrated, seed: int) -> Iterator[dict[str, Any]]:
     """Yield what each way of choosing comes to at each budget of each kind."""
-    net = calibrated.net
+    net, group = calibrated.net, calibrated.group
     batch, layers = calibrated.some(seed, SEARCHED), len(net.layers)
-    loss = rises(net, calibrated.some(seed, SENSED)(0))
+    loss = rises(net, calibrated.some(seed, group.sensed)(0))
 
     def error(configuration: Configuration, move: int) -> float:
         return batch_loss(net, configuration, *batch(move))
 
-    for kind in KINDS:
+    for kind in group.kinds:
         cost = getattr(calibrated.costs, kind)
         search = Search(net.shape.widths, START, error, cost)
+        ways: dict[str, Callable[[float], Configuration]] = {
+            "search": partial(search.within, layers=layers),
+            "programme": partial(solved, sites(loss, net, cost), widths=net.shape.widths),
+            "slope": partial(sloped, sites(loss, net, cost), widths=net.shape.widths),
+        }
         for bits in BUDGETS:
             budget = budget_of(calibrated.costs, kind, bits)
-            began = time.process_time()
-            found = {"search": search.within(budget, layers)}
-            seconds = time.process_time() - began
-            found["programme"] = solved(sites(loss, net, cost), budget, net.shape.widths)
-            found["slope"] = sloped(sites(loss, net, cost), budget, net.shape.widths)
-            ways = {way: calibrated.row(configuration) for way, configuration in found.items()}
-            print(kind, bits, {way: r["accuracy"] for way, r in ways.items()}, flush=True)
-            yield {"kind": kind, "bits": bits, "budget": budget, "search_cpu_s": seconds, "ways": ways}
+            found, seconds = dict[str, Configuration](), dict[str, float]()
+            for way in group.ways:
+                began = time.process_time()
+                found[way] = ways[way](budget)
+                seconds[way] = time.process_time() - began
+            rows = {way: calibrated.row(configuration) for way, configuration in found.items()}
+            print(kind, bits, {way: r["accuracy"] for way, r in rows.items()}, flush=True)
+            yield {
+                "kind": kind,
+                "bits": bits,
+                "budget": budget,
+                "search_cpu_s": seconds[group.ways[0]],
+                "ways": rows,
+            }
 
 
 def budget_of(costs: Costs, kind: str, bits: float) -> float:
@@ -305,8 +356,11 @@ def _joined(cells: list[tuple[Found, Found]]) -> dict[str, Any]:
 
 def summary() -> dict[str, Any]:
     """Return the figures of all cells together."""
-    found = ((cell, KEPT.get(cell)) for cell in cells())
-    return {"rows": rows_of((cell.group, cell.variant, kept) for cell, kept in found if kept)}
+    found = [(cell, KEPT.get(cell)) for cell in cells()]
+    kept = [(cell, known) for cell, known in found if known]
+    large = [(cell.variant, known) for cell, known in kept if cell.group == "large"]
+    rows = rows_of((cell.group, cell.variant, known) for cell, known in kept)
+    return {"rows": rows, "spread": spreads(large)}
 
 
 LABELS = {
@@ -321,8 +375,12 @@ LABELS = {
 def _accuracy(row: Row | None) -> str:
     if row is None:
         return DASH
-    mean, *half = row["accuracy"]
-    return f"{mean:.1%}" + (f" ± {100 * half[0]:.1f}" if half else "")
+    return _percent(row["accuracy"])
+
+
+def _percent(found: Sequence[float], places: int = 1) -> str:
+    mean, *half = found
+    return f"{mean:.{places}%}" + (f" ± {100 * half[0]:.{places}f}" if half else "")
 
 
 def budgets(kind: str, found: Any) -> str:
@@ -360,6 +418,33 @@ def widths(found: Any) -> Rows:
             yield [label, str(some["epochs"]), str(some["seeds"]), *shown, f"{seconds:,.0f}"]
 
 
+@tabled(
+    "training", "seeds", "mean", "standard deviation", "worst", "2 bits", "4 bits", "6 bits", "CPU-s to train"
+)
+def spread(found: Any) -> Rows:
+    """Accuracy of configurations drawn at random, and of uniform widths beside them."""
+    rows = [r for r in found["rows"] if r["group"] == "large" and r["way"] == "uniform"]
+    of = {(r["variant"], r["bits"]): r for r in rows}
+    drawn = {r["variant"]: r for r in found["spread"]}
+    for variant in (v for v in ONESHOT if v in drawn):
+        own = drawn[variant]
+        some = [_percent(own[name], 2) for name in ("mean", "deviation", "worst")]
+        uniform = [_accuracy(of[variant, bits]) for bits in (2, 4, 6)]
+        seconds = of[variant, 2]["train_cpu_s"][0]
+        yield [LABELS[variant], str(own["seeds"]), *some, *uniform, f"{seconds:,.0f}"]
+
+
+@tabled("training", *(f"{bits:g} bits" for bits in BUDGETS))
+def large(found: Any) -> Rows:
+    """Accuracy at each budget of bit operations, bits chosen by one slope."""
+    of = {
+        (r["variant"], r["bits"]): r for r in found["rows"] if r["group"] == "large" and r["way"] == "slope"
+    }
+    for variant in ONESHOT:
+        if (variant, BUDGETS[0]) in of:
+            yield [LABELS[variant], *(_accuracy(of.get((variant, bits))) for bits in BUDGETS)]
+
+
 def _group(found: Any) -> str:
     """Return ``full`` where one network for all widths and those apart have run on one seed at least."""
     there = {r["variant"] for r in found["rows"] if r["group"] == "full"}
@@ -370,6 +455,8 @@ TABLES: dict[str, Draw] = {
     "supernet-widths": widths,
     "supernet-bitops": partial(budgets, "bitops"),
     "supernet-nbytes": partial(budgets, "nbytes"),
+    "supernet-spread": spread,
+    "supernet-large": large,
 }
 
 

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 import torch
 from torch import Tensor
 
 from thinwire.types import PayloadError
-from thinwire.uses.models.oneshot.shipping import packed_nbytes, restored, shipped
+from thinwire.uses.models.oneshot.shipping import (
+    packed_nbytes,
+    read_shipped,
+    restored,
+    shipped,
+    write_shipped,
+)
 from thinwire.uses.models.oneshot.supernet import Configuration, Shape, Supernet, costs_of, recalibrate
 
 SHAPE = Shape(channels=(8, 16), stride=1)
@@ -74,3 +82,14 @@ def test_what_does_not_fit_is_refused(
     damaged = {key: x for key, x in sent[2].items() if key != name} | ({} if value is None else {name: value})
     with pytest.raises(PayloadError, match=told):
         restored(damaged, SHAPE)
+
+
+def test_a_deeper_network_comes_back_as_it_was(tmp_path: Path) -> None:
+    net = Supernet(Shape(channels=(4, 8), stride=1, repeats=2), 0)
+    images, configuration = torch.randn(16, 1, 8, 8), net.uniform(3)
+    assert [block.first.stride for block in net.blocks] == [1, 1, 2, 1]
+    recalibrate(net, configuration, [images])
+    write_shipped(net.eval(), configuration, tmp_path / "net.safetensors")
+    other, told = read_shipped(tmp_path / "net.safetensors")
+    assert other.shape == net.shape and told == configuration
+    assert torch.allclose(other(images, told), net(images, configuration), atol=1e-4)

@@ -81,7 +81,9 @@ def write_shipped(net: Supernet, configuration: Configuration, path: Path) -> in
     tensors = {
         name: _packed(x) if name.endswith("codes") else x for name, x in shipped(net, configuration).items()
     }
-    tensors["shape"] = torch.tensor([*json.dumps(asdict(net.shape)).encode()], dtype=torch.uint8)
+    # Readers before ``repeats`` know no shape that has it.
+    told = {name: value for name, value in asdict(net.shape).items() if (name, value) != ("repeats", 1)}
+    tensors["shape"] = torch.tensor([*json.dumps(told).encode()], dtype=torch.uint8)
     write_checkpoint(path, tensors, {})
     return path.stat().st_size
 

@@ -28,18 +28,34 @@ WIDTHS = (2, 3, 4, 5, 6)
 
 @dataclass(frozen=True)
 class Shape:
-    """The shape of a network: a block for each of ``channels``, each but the first halves the maps."""
+    """The shape of a network: ``repeats`` blocks for each of ``channels``.
+
+    The first block of each but the first channels halves the maps.
+    """
 
     channels: tuple[int, ...] = (16, 32, 64)
     stride: int = 2  # of the first layer
     images: int = 1  # channels of an image
     classes: int = 10
     widths: tuple[int, ...] = WIDTHS
+    repeats: int = 1
 
     def __post_init__(self) -> None:
         good = bool(self.widths) and list(self.widths) == sorted({*self.widths}) and self.widths[0] >= 2
         told = f"widths are {self.widths}; give each once, from 2 bits, the smallest first"
         require(good, InputError, told)
+        told = f"repeats is {self.repeats}; give 1 or more blocks for each of the channels"
+        require(self.repeats >= 1, InputError, told)
+
+    def blocks(self) -> Iterator[tuple[tuple[int, int], int]]:
+        """Yield each block's channels, in and out, and its stride.
+
+        >>> list(Shape(channels=(4, 8), repeats=2).blocks())
+        [((4, 4), 1), ((4, 4), 1), ((4, 8), 2), ((8, 8), 1)]
+        """
+        all_channels = [c for c in self.channels for _ in range(self.repeats)]
+        joints = pairwise((self.channels[0], *all_channels))
+        yield from ((joint, 2 if i and i % self.repeats == 0 else 1) for i, joint in enumerate(joints))
 
 
 class ResidualBlock(nn.Module):
@@ -84,11 +100,7 @@ class Supernet(nn.Module):
         with seeded(seed):
             first = shape.channels[0]
             self.stem = SharedConv((shape.images, first), 3, shape.stride, (EDGES,), signed=True)
-            strides = (1, *(2 for _ in shape.channels[1:]))
-            joints = pairwise((first, *shape.channels))
-            self.blocks = nn.ModuleList(
-                ResidualBlock(c, s, shape.widths) for c, s in zip(joints, strides, strict=True)
-            )
+            self.blocks = nn.ModuleList(ResidualBlock(c, s, shape.widths) for c, s in shape.blocks())
             self.head = Classifier(shape.channels[-1], shape.classes)
         self.layers = [layer for block in self.blocks for layer in block.layers()]  # type: ignore[operator]
 

@@ -132,6 +132,12 @@ def distortion(
     return torch.stack(far).sum() if far else torch.zeros(())
 
 
+def path_loss(logits: Tensor, classes: Tensor, teacher: Tensor) -> Tensor:
+    """Return the loss of a random path: half from the classes, half from the widest path's probabilities."""
+    apart = functional.kl_div(logits.log_softmax(1), teacher, reduction="batchmean")
+    return 0.5 * functional.cross_entropy(logits, classes) + 0.5 * apart
+
+
 def learn(
     net: Supernet, batch: Batch, candidates: Sequence[Widths], method: TrainingMethod, draw: torch.Generator
 ) -> float:
@@ -150,8 +156,7 @@ def learn(
     for _ in range(method.paths):
         configuration = drawn(candidates, net.shape.widths, draw)
         logits, features = net.traced(images, configuration)
-        apart = functional.kl_div(logits.log_softmax(1), teacher, reduction="batchmean")
-        own = 0.5 * functional.cross_entropy(logits, classes) + 0.5 * apart
+        own = path_loss(logits, classes, teacher)
         if method.mitigation:
             own = own + method.mitigation * distortion(features, targets, configuration, candidates)
         own.backward()
