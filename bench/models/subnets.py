@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from statistics import fmean, stdev
 from typing import Any
 
@@ -74,9 +74,9 @@ def spreads(found: Iterable[tuple[str, Mapping[str, Any]]]) -> list[dict[str, An
     cells: dict[str, list[list[float]]] = {}
     for variant, cell in found:
         cells.setdefault(variant, []).append(cell["sampled"])
-    ways = {"mean": fmean, "deviation": stdev, "worst": min}
+    ways: dict[str, Callable[[list[float]], float]] = {"mean": fmean, "deviation": stdev, "worst": min}
     return [
         {"variant": variant, "seeds": len(every), "many": len(every[0])}
-        | {name: interval([float(way(own)) for own in every]) for name, way in ways.items()}
+        | {name: interval([way(own) for own in every]) for name, way in ways.items()}
         for variant, every in cells.items()
     ]
