@@ -96,8 +96,8 @@ class Group(NamedTuple):
         return round(self.epochs * (samples // self.batch))
 
 
-# "short" proves the way from end to end in minutes; "full" is the study; by "large" the claims of the paper
-# are judged. Its shape and steps were chosen on seed 100: a cell takes minutes, and there is room above.
+# "short" proves the way from end to end in minutes; "full" is the study; "large" is the network of a
+# million weights. Its shape and steps were chosen on seed 100: a cell takes minutes, and there is room above.
 LARGE = Shape(channels=(16, 48, 176), stride=4, repeats=2)
 GROUPS = {
     "short": Group(1, (0,)),
