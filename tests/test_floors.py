@@ -97,7 +97,7 @@ ALLOWED: dict[str, set[str]] = {
     "__main__": {"cli"},
     "__init__": F3 | ENGINES | {"moved"},
 }
-REQUIRED = {"torch", "numpy", "zmq"}  # pyproject's dependencies, by the names they are imported by
+REQUIRED = {"torch", "numpy", "zmq"}  # pyproject's dependencies and its extra `torch`, as they are imported
 
 
 def name_of(path: Path) -> str:

@@ -122,7 +122,15 @@ def __getattr__(name: str) -> Any:
         return import_module(f"{__name__}.{name}")
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = globals()[name] = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    try:
+        value = globals()[name] = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    except ModuleNotFoundError as e:
+        if e.name != "torch":
+            raise
+        from thinwire.dtypes import TORCH_ABSENT
+        from thinwire.types import MissingExtra
+
+        raise MissingExtra(f"thinwire.{name} needs {TORCH_ABSENT}") from e
     return value
 
 

@@ -20,8 +20,8 @@ from thinwire.links.pair import segment
 from thinwire.links.relay import handshake
 from thinwire.rounds.remote.control_messages import Sending
 from thinwire.rounds.update_messages import Update, VersionForm, VersionMessage
-from thinwire.state import saved
 from thinwire.state.devices.resident import filled
+from thinwire.state.disk import saved
 from thinwire.state.layout import Layout
 from thinwire.state.patches.patch import Version
 from thinwire.state.words import Words

@@ -15,8 +15,9 @@ from thinwire.state import layout as layouts
 from thinwire.state.devices.resident import filled
 from thinwire.state.find_changes import changed, word_dtype, words_of
 from thinwire.state.layout import Layout, Slot
-from thinwire.state.lossy import settle, values
+from thinwire.state.lossy import settle
 from thinwire.state.patch_code.indexing import where
+from thinwire.state.values import told
 from thinwire.types import InputError
 
 DTYPES = [torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.int8, torch.int64, torch.bool]
@@ -99,10 +100,11 @@ def test_lossy_words_stay_within_the_bound(bound: float, scale: float, seed: int
     x = rng.standard_normal(numel, dtype=np.float32) * np.float32(scale)
     for _ in range(4):
         x += rng.standard_normal(numel, dtype=np.float32) * np.float32(bound)
-        before, held = words.copy(), values(words, bound).numpy()
+        before, held = words.copy(), told(words, bound, "float32").view(np.float32)
         found = settle(torch.from_numpy(x), words, bound)
         assert found.positions is not None
-        error = np.abs(x.astype(np.float64) - values(words, bound).double().numpy())
+        used = told(words, bound, "float32").view(np.float32).astype(np.float64)
+        error = np.abs(x.astype(np.float64) - used)
         assert (error <= bound).all()
         assert np.array_equal(found.positions, np.flatnonzero(words != before))
         near = np.abs(x.astype(np.float64) - held.astype(np.float64)) <= bound * (1 - 2.0**-19)

@@ -10,6 +10,7 @@ from torch import Tensor
 from thinwire.state import history as histories
 from thinwire.state import intake
 from thinwire.state import log as logs
+from thinwire.state.devices import taking
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
 from thinwire.state.replica import Replica
@@ -49,7 +50,7 @@ def inside(history: History) -> tuple[object, ...]:
 
 FAULTS = [(histories, "logged", MemoryError), (logs, "merge", MemoryError)]
 FAULTS += [(History, "_settle", KeyboardInterrupt), (intake, "take", KeyboardInterrupt)]
-FAULTS += [(histories, "_note", KeyboardInterrupt)]
+FAULTS += [(taking, "_note", KeyboardInterrupt)]
 
 
 @pytest.mark.parametrize(("where", "name", "error"), FAULTS, ids=[name for _, name, _ in FAULTS])

@@ -12,15 +12,15 @@ import pytest
 import torch
 
 from thinwire.files import checkpoint
-from thinwire.files.safetensors import header
 from thinwire.state import content, intake
-from thinwire.state.binding import View
 from thinwire.state.devices.crossing import Crossing
 from thinwire.state.devices.resident import STRETCH, Resident
+from thinwire.state.disk.tensor_header import header
 from thinwire.state.history import History
 from thinwire.state.layout import PIECE, Layout, Slot
 from thinwire.state.patches.patch import Patch, Version
 from thinwire.state.replica import Replica
+from thinwire.state.values import View
 from thinwire.state.words import Words
 
 pytest.importorskip("zstandard")

@@ -64,7 +64,7 @@ def test_a_device_publishes_the_bytes_that_the_cpu_does_in_one_copy(
                 assert seen.to_host == len(seen.waits) in (1, 2) and not seen.to_device
                 looks.append(seen.to_host)
             if i == 4:
-                there._residents = []  # as after a failure: the words are copied there anew
+                there._taking.keep([])  # as after a failure: the words are copied there anew
             here.publish(tensors, {}, 1.0)
             assert there.newest == here.newest and there.newest.hash == there._words.hash()
             for base in range(max(1, i), i + 1):

@@ -12,17 +12,29 @@ import os
 import re
 import weakref
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, BinaryIO, NamedTuple
+from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from thinwire.dtypes import dtype_of, name_of
 from thinwire.files.lfs import HEAD, MEANING, check_fetched
-from thinwire.files.safetensors import METADATA, MOST, PREFIX, end_of, fields, header
 from thinwire.replacing import replacing, sweep
-from thinwire.state.layout import MOST_NBYTES
+from thinwire.state.disk.tensor_header import (
+    KINDS,
+    METADATA,
+    MOST,
+    NAMES,
+    PACKED,
+    PREFIX,
+    end_of,
+    fields,
+    header,
+    ordered,
+)
+from thinwire.state.layout import MOST_NBYTES, WORDS, Array, Layout, Slot, itemsize
+from thinwire.state.values import Bits
 from thinwire.state.words import imprint
 from thinwire.types import WRONG_VALUES, InputError, PayloadError, require
 
@@ -31,40 +43,27 @@ SINGLE = "model.safetensors"
 SUFFIX = ".safetensors"
 STEP, SHARD = re.compile(r"checkpoint-(\d+)"), "-of-"  # how a Trainer calls its folders, and parts of a model
 PART = re.compile(rf"(.*)-\d+{SHARD}(\d+){re.escape(SUFFIX)}")
-HASH, IMPRINT = "thinwire.hash", "thinwire.imprint"  # notes: of a version, and of what the file holds
-KINDS = {
-    "BF16": torch.bfloat16,
-    "F16": torch.float16,
-    "F32": torch.float32,
-    "F64": torch.float64,
-    "F8_E4M3": torch.float8_e4m3fn,
-    "F8_E5M2": torch.float8_e5m2,
-    "I64": torch.int64,
-    "I32": torch.int32,
-    "I16": torch.int16,
-    "I8": torch.int8,
-    "U64": torch.uint64,
-    "U32": torch.uint32,
-    "U16": torch.uint16,
-    "U8": torch.uint8,
-    "BOOL": torch.bool,
-    "C64": torch.complex64,
-    "F8_E8M0": torch.float8_e8m0fnu,
-    "F8_E4M3FNUZ": torch.float8_e4m3fnuz,
-    "F8_E5M2FNUZ": torch.float8_e5m2fnuz,
-    "F4": torch.float4_e2m1fn_x2,
-}
-PACKED = "F4"  # torch counts two of its values as one, the file each
-NAMES = {dtype: name for name, dtype in KINDS.items()}
+HASH, VERSION = "thinwire.hash", "thinwire.version"  # notes of a version
+IMPRINT = "thinwire.imprint"  # and of what the file holds
+
+
+if TYPE_CHECKING:  # bits are read and written without torch
+    import torch
+    from torch import Tensor
 
 
 class TensorEntry(NamedTuple):
-    """A tensor in a file: its dtype and shape, and where its bytes are behind the header."""
+    """A tensor in a file: its dtype's name and its shape, and where its bytes are behind the header."""
 
-    dtype: torch.dtype
+    kind: str
     shape: tuple[int, ...]
     start: int
     stop: int
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Its dtype as torch has it."""
+        return dtype_of(self.kind)
 
 
 def files_of(path: Path) -> list[Path]:
@@ -137,7 +136,14 @@ def weight_map(folder: Path) -> dict[str, str] | None:
 
 def read_checkpoint(path: Path) -> dict[str, Tensor]:
     """Return all tensors of a checkpoint by name. Errors: ``InputError`` naming the file, ``OSError``."""
-    found: dict[str, Tensor] = {}
+    from thinwire.state.devices.tensor_words import tensor_of
+
+    return {name: tensor_of(*bits) for name, bits in read_bits(path).items()}
+
+
+def read_bits(path: Path) -> dict[str, Bits]:
+    """Return the bits of all tensors of a checkpoint by name. Errors: as ``read_checkpoint``."""
+    found: dict[str, Bits] = {}
     for file in files_of(path):
         for name, x in _read(file).items():
             require(name not in found, InputError, f"{name} is in two files of {path}; keep one of them")
@@ -145,7 +151,7 @@ def read_checkpoint(path: Path) -> dict[str, Tensor]:
     return found
 
 
-class Stored(Mapping[str, Tensor]):
+class Stored(Mapping[str, "Tensor"]):
     """The tensors of a checkpoint by name, each read from its file whenever it is asked for.
 
     Errors: those of ``read_checkpoint``, and ``InputError`` where a file is cut short meanwhile.
@@ -168,7 +174,9 @@ class Stored(Mapping[str, Tensor]):
         opened.seek(begin + entry.start)
         told = f"{where} was cut short while it was read; let nobody write to it, and try again"
         require(opened.readinto(data) == len(data), InputError, told)  # type: ignore[attr-defined]
-        return _tensor(data, 0, entry._replace(start=0, stop=len(data)))
+        from thinwire.state.devices.tensor_words import tensor_of
+
+        return tensor_of(*_bits(data, 0, entry._replace(start=0, stop=len(data))))
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)
@@ -221,13 +229,13 @@ def _entry(name: str, fields: Any, size: int) -> TensorEntry:
     whole = all(type(n) is int and n >= 0 for n in (*shape, start, stop))
     if whole and kind == PACKED and shape:
         whole, shape = shape[-1] % 2 == 0, (*shape[:-1], shape[-1] // 2)
-    fits = whole and start <= stop <= size and stop - start == math.prod(shape) * KINDS[kind].itemsize
+    fits = whole and start <= stop <= size and stop - start == math.prod(shape) * itemsize(KINDS[kind])
     fits = fits and math.prod(max(1, n) for n in shape) < MOST_NBYTES  # torch cannot make every empty one
     require(fits, PayloadError, f"{name:.99} is not where the header says: the file is cut short or damaged")
     return TensorEntry(KINDS[kind], shape, start, stop)
 
 
-def _read(file: Path) -> dict[str, Tensor]:
+def _read(file: Path) -> dict[str, Bits]:
     try:
         with file.open("rb") as opened:
             data = bytearray(os.fstat(opened.fileno()).st_size)
@@ -239,17 +247,15 @@ def _read(file: Path) -> dict[str, Tensor]:
         entries, _, begin = read_header(data, len(data))
     except PayloadError as e:
         raise InputError(f"cannot read {file}: {e}") from e
-    return {name: _tensor(data, begin, entry) for name, entry in entries.items()}
+    return {name: _bits(data, begin, entry) for name, entry in entries.items()}
 
 
-def _tensor(data: bytearray, begin: int, entry: TensorEntry) -> Tensor:
-    at, nbytes = begin + entry.start, entry.stop - entry.start
-    if not nbytes:
-        return torch.empty(entry.shape, dtype=entry.dtype)
-    raw = torch.frombuffer(data, dtype=torch.uint8, count=nbytes, offset=at)
-    if raw.data_ptr() % entry.dtype.itemsize:
-        raw = raw.clone()  # a view of another dtype must begin at a multiple of its size
-    return raw.view(entry.dtype).view(entry.shape)
+def _bits(data: bytearray, begin: int, entry: TensorEntry) -> Bits:
+    raw = np.frombuffer(data, np.uint8, entry.stop - entry.start, begin + entry.start)
+    word = WORDS[entry.kind]
+    if raw.ctypes.data % itemsize(entry.kind):
+        raw = raw.copy()  # a view of another dtype must begin at a multiple of its size
+    return Bits(entry.kind, entry.shape, raw.view(word))
 
 
 def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[str, str]) -> None:
@@ -259,23 +265,47 @@ def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], notes: Mapping[s
     when a writer was killed is removed. Errors: ``OSError``, and ``InputError`` for a dtype that such files
     do not hold; then what was there is still there.
     """
-    odd = next((name for name, x in tensors.items() if x.dtype not in NAMES), None)
-    if odd is not None:
-        kind = str(tensors[odd].dtype).removeprefix("torch.")
-        raise InputError(
-            f"{odd} is {kind}, which safetensors files do not hold; leave it out, or write no file"
-        )
-    ordered = sorted(tensors, key=lambda name: (-tensors[name].element_size(), name))  # so all are aligned
-    own = {IMPRINT: imprint(tensors, notes[HASH])} if HASH in notes else {}  # else it is no copy of a version
-    begin = header(dict(notes) | own | {"format": "pt"}, (_told(name, tensors[name]) for name in ordered))
+    from thinwire.state.intake import bits_of
+
+    heads = {name: (name_of(x.dtype), tuple(x.shape)) for name, x in tensors.items()}
+    _write(path, heads, lambda name: bits_of(tensors[name]).words, notes)
+
+
+def write_bits(path: Path, found: Mapping[str, Bits], notes: Mapping[str, str]) -> None:
+    """Write the bits of tensors as ``write_checkpoint`` does."""
+    heads = {name: (bits.kind, bits.shape) for name, bits in found.items()}
+    _write(path, heads, lambda name: found[name].words, notes)
+
+
+Heads = Mapping[str, tuple[str, tuple[int, ...]]]  # dtype and shape of each tensor
+
+
+def _write(path: Path, heads: Heads, words_of: Callable[[str], Array], notes: Mapping[str, str]) -> None:
+    for name, (kind, _) in heads.items():
+        if kind not in NAMES:
+            raise InputError(
+                f"{name} is {kind}, which safetensors files do not hold; leave it out, or write no file"
+            )
+    names = ordered({name: itemsize(kind) for name, (kind, _) in heads.items()})
+    own = {}
+    if HASH in notes:  # else it is no copy of a version
+        own[IMPRINT] = imprint_of({name: Bits(*heads[name], words_of(name)) for name in names}, notes[HASH])
+    begin = header(dict(notes) | own | {"format": "pt"}, (_told(name, *heads[name]) for name in names))
     sweep(path)
     with replacing(path) as temporary, temporary.open("xb") as file:
         file.write(begin)
-        for name in ordered:
-            file.write(tensors[name].contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        for name in names:
+            file.write(words_of(name).data)
 
 
-def _told(name: str, x: Tensor) -> tuple[str, str, list[int], int]:
-    kind, shape = NAMES[x.dtype], list(x.shape)
-    shape[-1:] = [2 * n if kind == PACKED else n for n in shape[-1:]]
-    return name, kind, shape, x.numel() * x.element_size()
+def imprint_of(found: Mapping[str, Bits], note: str) -> str:
+    """Return the imprint of tensors, in whichever order. Errors: ``InputError`` for what no state has."""
+    by_name = [(name, found[name]) for name in sorted(found)]
+    layout = Layout(tuple(Slot(name, bits.shape, bits.kind) for name, bits in by_name))
+    return imprint(layout, [bits.words for _, bits in by_name], note)
+
+
+def _told(name: str, kind: str, shape: tuple[int, ...]) -> tuple[str, str, list[int], int]:
+    code, sizes = NAMES[kind], list(shape)
+    sizes[-1:] = [2 * n if code == PACKED else n for n in sizes[-1:]]
+    return name, code, sizes, math.prod(shape) * itemsize(kind)

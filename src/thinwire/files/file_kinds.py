@@ -9,12 +9,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from thinwire.files.checkpoint import HASH, IMPRINT, TensorEntry, read_checkpoint, read_header
-from thinwire.files.safetensors import MOST, PREFIX, TENSOR, end_of, unwrap
+from thinwire.files.checkpoint import HASH, IMPRINT, TensorEntry, imprint_of, read_bits, read_header
+from thinwire.files.safetensors import TENSOR, unwrap
+from thinwire.state.disk.tensor_header import MOST, PREFIX, end_of
 from thinwire.state.layout import Layout, Slot
 from thinwire.state.patches.patch import Patch
 from thinwire.state.replica import Replica
-from thinwire.state.words import imprint
 from thinwire.types import WRONG_VALUES, InputError, MissingExtra, PayloadError, require
 
 
@@ -86,7 +86,7 @@ def _checkpoint(
     path: Path, size: int, entries: Mapping[str, TensorEntry], metadata: Mapping[str, str]
 ) -> FileNotes:
     try:
-        layout = Layout(tuple(Slot(name, e.shape, e.dtype) for name, e in entries.items()))
+        layout = Layout(tuple(Slot(name, e.shape, e.kind) for name, e in entries.items()))
     except InputError as e:
         raise InputError(f"{path}: {e}") from e
     return FileNotes("checkpoint", size, layout, metadata, lambda: _check_written(path, metadata))
@@ -97,7 +97,7 @@ def _check_written(path: Path, metadata: Mapping[str, str]) -> str:
     if IMPRINT not in metadata:
         return "its hash needs an order that it does not tell" if HASH in metadata else "it carries no hash"
     try:
-        found = imprint(read_checkpoint(path), metadata.get(HASH, ""))
+        found = imprint_of(read_bits(path), metadata.get(HASH, ""))
     except InputError as e:  # it was replaced meanwhile
         raise PayloadError(str(e)) from e
     whole = found == metadata[IMPRINT]

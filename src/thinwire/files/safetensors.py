@@ -1,7 +1,4 @@
-"""Safetensors files: the header, which says where each tensor's bytes are, and the two kinds written here.
-
-A file is the length of a JSON object as 8 bytes, little endian, the object, and the bytes of the tensors. So
-little needs no package. Source: https://github.com/huggingface/safetensors, "Format".
+"""The two kinds of safetensors files that hold bytes.
 
 A patch of a store is one tensor of bytes (``wrap``, ``unwrap``). A packed asset is tensors of bytes, one
 behind the other, with a note of JSON in the header (``PackedFormat``).
@@ -10,55 +7,16 @@ behind the other, with a note of JSON in the header (``PackedFormat``).
 from __future__ import annotations
 
 import json
-import struct
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
+from thinwire.state.disk.tensor_header import METADATA, PREFIX, end_of, fields, header
 from thinwire.types import WRONG_VALUES, PayloadError, require
 
-METADATA = "__metadata__"
-PREFIX = struct.Struct("<Q")  # the length of the object
-MOST = 100_000_000  # bytes of a header; the format's own limit
-ALIGN = 8  # bytes; spaces behind the object fill up to a multiple
 TENSOR, MAX_HEADER = "patch", 1 << 16  # of a patch's file: the tensor, and the bytes of a header
 TOLD_BY = 256  # bytes that a packed file's kind is told by
-
-
-def header(notes: Mapping[str, str], tensors: Iterable[tuple[str, str, list[int], int]]) -> bytes:
-    """Return the beginning of a file: notes, and each tensor by name, dtype, shape and bytes, in order.
-
-    >>> fields(header({"of": "two"}, [("a", "U8", [2], 2), ("b", "U8", [1], 1)]))[0]["b"]["data_offsets"]
-    [2, 3]
-    """
-    told: dict[str, Any] = {METADATA: dict(notes)}
-    at = 0
-    for name, kind, shape, nbytes in tensors:
-        told[name] = {"dtype": kind, "shape": shape, "data_offsets": [at, at + nbytes]}
-        at += nbytes
-    text = json.dumps(told, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % ALIGN)
-    return PREFIX.pack(len(text)) + text
-
-
-def end_of(data: bytes | bytearray | memoryview) -> int:
-    """Return where the header of a file ends; 0 where ``data``, its beginning, is too short to say."""
-    return PREFIX.size + int(PREFIX.unpack_from(data)[0]) if len(data) >= PREFIX.size else 0
-
-
-def fields(data: bytes | bytearray | memoryview, most: int = MOST) -> tuple[dict[str, Any], int]:
-    """Return what a header says, as it stands there, and where it ends; ``data`` may go on.
-
-    Errors: ``PayloadError`` where ``data`` holds no header of at most ``most`` bytes, ``ValueError`` where
-    that is no JSON.
-    """
-    end = end_of(data)
-    whole = PREFIX.size < end <= min(PREFIX.size + most, len(data))
-    require(whole, PayloadError, f"{len(data)} bytes hold no header: not safetensors, or cut short")
-    told = json.loads(bytes(memoryview(data)[PREFIX.size : end]))
-    require(isinstance(told, dict), PayloadError, "a header that is no JSON object")
-    return told, end
 
 
 def wrap(body: bytes, notes: Mapping[str, str]) -> bytes:

@@ -5,6 +5,7 @@ from __future__ import annotations
 PLACES = {
     "exchange": "collectives",
     "zstd": "codecs.zstd",
+    "state.saved": "state.disk.saved",
     "assets.code.symbols": "codecs.symbols",
     "assets.framing": "files.safetensors",
     "assets.readers": "uses.readers",

@@ -1,4 +1,4 @@
-"""Words of a state as tensors, and models whose parameters share their memory; buffers have their values."""
+"""Models whose parameters share the memory of a state's words; their buffers have the values."""
 
 from __future__ import annotations
 
@@ -6,58 +6,17 @@ import weakref
 from collections.abc import Container, Iterator, Sequence
 from itertools import chain
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from thinwire.state import lossy, tensor_kinds
-from thinwire.state.devices.crossing import Crossing, Place
+from thinwire.state import tensor_kinds
+from thinwire.state.devices.crossing import Crossing
 from thinwire.state.layout import Layout
-from thinwire.state.words import Words
+from thinwire.state.values import Place, View
 from thinwire.types import InputError, require
 
 COMPILED = "_orig_mod."  # in the names of what torch.compile has wrapped
 WRAPPED = "module."  # before those of what torch's DistributedDataParallel has
-
-
-class View:
-    """The tensors of some words by name. Lossy ones have values of their own: ``refresh`` what changed."""
-
-    def __init__(self, words: Words) -> None:
-        self.words = words
-        layout = words.layout
-        bounded = [(i, slot) for i, slot in enumerate(layout.slots) if slot.bound]
-        self._values = {i: torch.empty(s.numel, dtype=s.dtype, device="cpu") for i, s in bounded}
-        self.slots = [self._slot(layout, i) for i in range(len(layout.slots))]
-        self.tensors = {name: self.slots[i] for name, i in layout.index.items()}
-        for i in range(len(layout.blocks())):
-            self.refresh(i)
-
-    def _slot(self, layout: Layout, index: int) -> Tensor:
-        slot, values = layout.slots[index], self._values.get(index)
-        if values is None:
-            values = torch.from_numpy(self.words.slot(index)).view(slot.dtype)
-        return values.view(slot.shape)
-
-    def refresh(self, piece: int, positions: np.ndarray | None = None) -> None:
-        """Compute the values of a piece anew, those at ``positions`` or all."""
-        p = self.words.layout.blocks()[piece]
-        slot, values = self.words.layout.slots[p.slot], self._values.get(p.slot)
-        if values is None or slot.bound is None:
-            return
-        words, into = self.words[piece], values[p.start : p.stop]
-        if positions is None:
-            into.copy_(lossy.values(words, slot.bound))
-        else:
-            into[torch.from_numpy(positions.astype(np.int64))] = lossy.values(
-                words[positions], slot.bound, slot.dtype
-            )
-
-    def copy_from(self, other: View) -> None:
-        """Take over all words and values of another view of this layout."""
-        self.words.copy_from(other.words)
-        for i, values in self._values.items():
-            values.copy_(other._values[i])
 
 
 def owned(model: nn.Module) -> dict[str, Tensor]:

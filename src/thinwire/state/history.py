@@ -6,20 +6,17 @@ import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
+from functools import cached_property
 from itertools import chain
 from pathlib import Path
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-import torch
-from torch import Tensor
 
-from thinwire.state import content, intake, saved
-from thinwire.state.devices.resident import Found, Resident, filled, placed
-from thinwire.state.find_changes import Changes, listed, replaced
-from thinwire.state.intake import Overflows
-from thinwire.state.layout import MAX_NBYTES, Layout
+from thinwire.state import content
+from thinwire.state.devices.beginning import first_words
+from thinwire.state.disk import saved
+from thinwire.state.layout import MAX_NBYTES, Array, Layout
 from thinwire.state.log import ChangeLog, LogEntry, Past, logged, merge
 from thinwire.state.patch_code.blocks import Block
 from thinwire.state.patches import body, moves
@@ -27,8 +24,14 @@ from thinwire.state.patches.draft import Draft, Ends, Lane, More, drafted, in_us
 from thinwire.state.patches.moves import KeyframeReading, Move, Reading, SectionReading
 from thinwire.state.patches.patch import MAX_VERSION, Meta, Patch, Version, check_meta, is_time
 from thinwire.state.threads import by_runs
-from thinwire.state.words import Words, named
+from thinwire.state.words import Words
 from thinwire.types import DesyncError, InputError, require
+
+if TYPE_CHECKING:  # a relay needs no torch
+    from torch import Tensor
+
+    from thinwire.state.devices.taking import TensorIntake
+    from thinwire.state.intake import Overflows
 
 CACHED = 8  # patches to the newest version that are kept, each from another base
 
@@ -54,8 +57,7 @@ class History:
     def __init__(self, layout: Layout, budget: int | None = None, start: int = 0) -> None:
         require(0 <= start < MAX_VERSION - 1, InputError, f"start={start} is no version number")
         self.layout = layout
-        self._words, self.overflows = Words(layout), Overflows()
-        self._residents: list[Resident] = []
+        self._words = Words(layout)
         self._log = ChangeLog(layout, layout.nbytes // 4 if budget is None else budget, self._in_use)
         self._users: list[Callable[[], Iterable[int]]] = []
         self._patches, self._keyframes = Lane(), Lane()
@@ -66,6 +68,18 @@ class History:
         self._cache: dict[int, Patch] = {}
         self._pasts: list[Past] = []  # of versions that patches are being made from
         self._latest: tuple[int, dict[int, Move]] = 0, {}  # the last version but one; what led on from it
+
+    @cached_property
+    def _taking(self) -> TensorIntake:
+        """What brings the live words up to a trainer's tensors."""
+        from thinwire.state.devices.taking import TensorIntake
+
+        return TensorIntake(self.layout)
+
+    @property
+    def overflows(self) -> Overflows:
+        """What is done where a cast overflows."""
+        return self._taking.overflows
 
     @property
     def newest(self) -> Version:
@@ -92,16 +106,17 @@ class History:
         used = [number for user in self._users for number in user()]
         return in_use([self._keyframes, self._patches], used)
 
-    def start(self, tensors: Mapping[str, Tensor]) -> Version:
+    def start(self, tensors: Mapping[str, Tensor] | Mapping[str, Array]) -> Version:
         """Hold ``tensors`` as version 0: a base from which a relay's publisher may know the way.
 
         It gets its number by ``confirm``, or by the first patch from it; before, no patch leads to it.
         Errors: ``InputError`` naming the tensor that does not fit, or when a version is held already.
         """
         require(not self._newest.hash, InputError, f"version {self._newest.number} is held already")
-        words, residents = filled(self.layout, named(self.layout, tensors))
+        words = first_words(self.layout, tensors)
         with self._lock:
-            self._words, self._residents = words, residents
+            self._words = words
+            self._forget_devices()
             return self._settle(Version(0, words.hash()))
 
     def publish(
@@ -111,25 +126,24 @@ class History:
 
         Errors: ``InputError`` naming the tensor that does not fit; then nothing has changed.
         """
-        kept, found = check_meta(meta or {}), named(self.layout, tensors)
+        kept, found = check_meta(meta or {}), self._taking.named(tensors)
         when = time.time() if published is None else float(published)
         require(is_time(when), InputError, f"published={when:g} is no time in seconds since the epoch")
         made = list[Move]()
-        with torch.inference_mode(False):  # else words on a card could not be written to outside that mode
+        with self._taking.writable():
             return self._whole(made, lambda: self._bring_up(found, made, when, kept))
 
     def _bring_up(self, found: list[Tensor], made: list[Move], when: float, meta: Meta) -> Version:
         self.overflows.begin()
         if not self._newest.number:
             return self._first(found, when, meta)
-        residents = self._resident(found)
-        now = content.add(self._newest.hash, self._take(found, residents, made))
+        step, residents = self._taking.take(found, self._words, self._overwrite, made)
+        now = content.add(self._newest.hash, step)
         self.overflows.tell(self.layout.slots)
         number = self._newest.number + 1
-        for resident in residents:
-            resident.settle()
+        self._taking.settle(residents)
         version = self._advance(Version(number, now, when, meta, _count(made)), made)
-        self._residents = residents
+        self._taking.keep(residents)
         return version
 
     def _whole(self, made: list[Move], step: Callable[[], Version]) -> Version:
@@ -147,7 +161,7 @@ class History:
                 raise
 
     def _first(self, found: list[Tensor], when: float, meta: Meta) -> Version:
-        self._words, self._residents = filled(self.layout, found, self.overflows)
+        self._words = self._taking.first(found)
         self.overflows.tell(self.layout.slots)
         return self._settle(Version(self._start + 1, self._words.hash(), when, meta, self.layout.numel))
 
@@ -157,52 +171,10 @@ class History:
         self._newest, self._cache = version, {}
         return version
 
-    def _take(self, found: list[Tensor], residents: list[Resident], made: list[Move]) -> int:
-        """Bring the live words up to the tensors, and add to ``made`` what changed.
-
-        Returns by how much the hash moves.
-        """
-        steps = [
-            self._take_here(own, intake.flats(self.layout, own, found), made)
-            for own in intake.batches(self.layout, found)
-        ]
-        steps += [self._take_listed(r.changes(found, self.overflows), made) for r in residents]
-        made.sort(key=lambda move: move.piece)
-        return content.add(*steps)
-
-    def _take_here(self, own: list[int], flats: dict[int, Tensor], made: list[Move]) -> int:
-        pieces = self.layout.blocks()
-
-        def take(index: int) -> int:
-            piece, words = pieces[index], self._overwrite(index)
-            slot, new = self.layout.slots[piece.slot], flats[piece.slot][piece.start : piece.stop]
-            keep = partial(_note, made, index)
-            return _step(intake.take(slot, new, words, keep, self.overflows.look), index)
-
-        sums = by_runs(lambda run: sum(take(i) for i in own[run]), [pieces[i].numel for i in own])
-        return content.add(*sums)
-
-    def _take_listed(self, found: list[Found], made: list[Move]) -> int:
-        def take(one: Found) -> int:
-            words, keep = self._overwrite(one.piece), partial(_note, made, one.piece)
-            if one.at is None:
-                return _step(replaced(one.new, words, keep), one.piece)
-            return _step(listed(one.at - np.int32(one.start), one.new, words, keep), one.piece)
-
-        sums = by_runs(lambda run: sum(take(one) for one in found[run]), [one.new.size for one in found])
-        return content.add(*sums)
-
-    def _resident(self, found: list[Tensor]) -> list[Resident]:
-        """Return the live words on the devices that tensors are on.
-
-        They are this history's again when the version is settled: after a failure they are copied there anew.
-        """
-        had, self._residents = self._residents, []
-        return [
-            next((r for r in had if r.serves(device, slots)), None)
-            or Resident(self.layout, device, slots).load(self._words)
-            for device, slots in placed(found).items()
-        ]
+    def _forget_devices(self) -> None:
+        """Copy the live words to tensors' devices anew the next time."""
+        if "_taking" in self.__dict__:
+            self._taking.keep([])
 
     def _advance(self, version: Version, made: list[Move], base: int = 0) -> Version:
         """Note what led to ``version``; ``base``: what is held is called that, where it has no number."""
@@ -241,7 +213,7 @@ class History:
         target = replace(patch.target, changed=_count(made) if known else self.layout.numel)
 
         def step() -> Version:
-            self._residents = []
+            self._forget_devices()
             if patch.base:
                 for move in made:
                     self._overwrite(move.piece)
@@ -445,16 +417,6 @@ class History:
         history._words = words
         history._settle(version)
         return history
-
-
-def _note(made: list[Move], piece: int, took: Changes) -> None:
-    if len(took.old):
-        made.append(Move(piece, *took))
-
-
-def _step(took: Changes, piece: int) -> int:
-    """Return by how much the hash moves; while the words are in a cache."""
-    return content.moved(took.positions, took.old, took.new, piece) if len(took.old) else 0
 
 
 def _count(made: list[Move]) -> int:

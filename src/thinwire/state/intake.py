@@ -5,17 +5,21 @@ from __future__ import annotations
 import math
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import lru_cache, partial
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from thinwire.dtypes import name_of
+from thinwire.state.devices.tensor_words import INSTEAD, taken
 from thinwire.state.find_changes import Changes, Keep, cast, changed, words_of
-from thinwire.state.layout import BARE, INTEGERS, WORDS, Array, Layout, Slot, takes_casts
+from thinwire.state.layout import WORDS, Array, Layout, Slot, form_of, takes_casts
 from thinwire.state.lossy import settle
-from thinwire.types import InputError
+from thinwire.state.tensor_kinds import check_dense
+from thinwire.state.values import Bits
+from thinwire.types import InputError, require
 
 BATCH = 1 << 28  # elements
 
@@ -50,10 +54,11 @@ def fill(slot: Slot, x: Tensor, words: np.ndarray, look: Look | None = None) -> 
     if slot.bound is not None:
         settle(x, words, slot.bound, slot.name, dtype=slot.dtype)
         return
-    if x.dtype == slot.taken:
+    kind = taken(slot)
+    if x.dtype == kind:
         words[...] = words_of(x)
         return
-    cast(x, torch.from_numpy(words).view(slot.taken))
+    cast(x, torch.from_numpy(words).view(kind))
     if look is not None:
         look(slot, x, words)
 
@@ -69,7 +74,7 @@ def take(
     """
     if slot.bound is None:
         seen = None if look is None else partial(look, slot)
-        return changed(x, words, slot.taken, slot.name, whole=True, keep=keep, look=seen)
+        return changed(x, words, taken(slot), slot.name, whole=True, keep=keep, look=seen)
     return settle(x, words, slot.bound, slot.name, whole=True, dtype=slot.dtype, keep=keep)
 
 
@@ -82,9 +87,56 @@ def plain(x: Tensor) -> Tensor:
     if x.dtype is torch.bool:
         return x.view(torch.uint8) != 0
     x = x.detach().resolve_conj().resolve_neg()
-    if x.dtype not in BARE:
+    if x.dtype not in INSTEAD:
         return x
-    return (torch.view_as_real(x) if x.is_complex() else x).view(INTEGERS[BARE[x.dtype]])
+    return (torch.view_as_real(x) if x.is_complex() else x).view(INSTEAD[x.dtype])
+
+
+def bits_of(x: Tensor) -> Bits:
+    """Return the bits of a tensor of this machine's; not copied where it lies in memory as it reads."""
+    kind = name_of(x.dtype)
+    if not x.numel():
+        return Bits(kind, tuple(x.shape), np.zeros(0, WORDS[kind]))
+    flat: Array = plain(x).contiguous().reshape(-1).view(torch.uint8).numpy()
+    return Bits(kind, tuple(x.shape), flat.view(WORDS[kind]))
+
+
+def named(layout: Layout, tensors: Mapping[str, Tensor]) -> list[Tensor]:
+    """Return the tensor of each slot.
+
+    Errors: ``InputError`` naming the first that is missing, too many, of another shape, or not castable.
+    """
+    extra = next((n for n in tensors if n not in layout.index), None)
+    require(extra is None, InputError, f"{extra} is not in the layout of this state; publish it anew")
+    for slot in layout.slots:
+        given = slot.name in tensors
+        require(given, InputError, f"{slot.name} is in the layout of this state, but was not given")
+        check_fits(slot, tensors[slot.name])
+    for alias, target in layout.aliases:
+        if alias not in tensors:
+            continue
+        check_dense(alias, tensors[alias])
+        same = _same(tensors[alias], tensors[target])
+        require(same, InputError, f"{alias} was tied to {target} and now differs; publish the state anew")
+    return [tensors[s.name] for s in layout.slots]
+
+
+def _same(x: Tensor, y: Tensor) -> bool:
+    if x.shape != y.shape or x.dtype != y.dtype:
+        return False
+    if x.data_ptr() == y.data_ptr() and form_of(x) == form_of(y):
+        return True
+    ours, theirs = (plain(z).contiguous().reshape(-1).view(torch.uint8) for z in (x, y))
+    return torch.equal(ours, theirs.to(ours.device))
+
+
+def check_fits(slot: Slot, x: Tensor) -> None:
+    """Raise ``InputError`` unless ``x`` has the slot's shape, can be cast to its dtype and is dense."""
+    check_dense(slot.name, x)
+    if x.shape != slot.shape:  # not by require: names of dtypes take longer than all the rest
+        raise InputError(f"{slot.name}: shape {tuple(x.shape)}, expected {slot.shape}")
+    if x.dtype != slot.dtype and not (takes_casts(x.dtype) and takes_casts(slot.kind)):
+        raise InputError(f"{slot.name}: {x.dtype} cannot stand for {slot.dtype}")
 
 
 class Overflows:
@@ -123,8 +175,7 @@ class Overflows:
             many = self._found.get(slot.name, 0)
             if not many or (slot.name in self._told and not self.strict):
                 continue
-            dtype = str(slot.dtype).removeprefix("torch.")
-            text = f"{many} value{'s' * (many > 1)} of {slot.name} are too large for {dtype}"
+            text = f"{many} value{'s' * (many > 1)} of {slot.name} are too large for {slot.kind}"
             if self.strict:
                 raise InputError(f"{text}; publish it in a wider dtype, or scale it")
             self._told.add(slot.name)
@@ -151,7 +202,7 @@ def _reach_end(words: Array, dtype: torch.dtype) -> bool:
 def _end(dtype: torch.dtype) -> int:
     """Return the bits of the largest finite value; those of infinity and NaN are above."""
     value = torch.tensor([torch.finfo(dtype).max], dtype=torch.float64, device="cpu").to(dtype)
-    return int(value.view(torch.uint8).numpy().view(WORDS[dtype])[0])
+    return int(value.view(torch.uint8).numpy().view(WORDS[name_of(dtype)])[0])
 
 
 @lru_cache

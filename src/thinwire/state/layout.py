@@ -8,60 +8,59 @@ import json
 import math
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from functools import cached_property
-from typing import Any, NamedTuple, TypeVar
+from functools import cached_property, lru_cache
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-import torch
-from torch import Tensor
 
-from thinwire.dtypes import dtype_of
-from thinwire.state.tensor_kinds import check_dense
+from thinwire.dtypes import dtype_of, name_of
 from thinwire.types import WRONG_VALUES, InputError, PayloadError, require
+
+if TYPE_CHECKING:  # what a state is made of may be arrays too
+    import torch
+    from torch import Tensor
 
 Array = npt.NDArray[Any]
 Given = TypeVar("Given")
-Dtype = torch.dtype | str  # torch's own, or by one of its names
-Dtypes = Mapping[str, Dtype] | Dtype | None  # by name of a tensor, or for all floats
+Dtype: TypeAlias = "torch.dtype | str"  # torch's own, or by one of its names
+Dtypes: TypeAlias = "Mapping[str, Dtype] | Dtype | None"  # by name of a tensor, or for all floats
 Bounds = Mapping[str, float] | float | None
 
-WORDS: dict[torch.dtype, np.dtype] = {
-    torch.bfloat16: np.dtype(np.int16),
-    torch.float16: np.dtype(np.int16),
-    torch.float32: np.dtype(np.int32),
-    torch.float64: np.dtype(np.int64),
-    torch.float8_e4m3fn: np.dtype(np.int8),
-    torch.float8_e5m2: np.dtype(np.int8),
-    torch.int64: np.dtype(np.int64),
-    torch.int32: np.dtype(np.int32),
-    torch.int16: np.dtype(np.int16),
-    torch.int8: np.dtype(np.int8),
-    torch.uint64: np.dtype(np.int64),
-    torch.uint32: np.dtype(np.int32),
-    torch.uint16: np.dtype(np.int16),
-    torch.uint8: np.dtype(np.int8),
-    torch.bool: np.dtype(np.int8),
-    torch.float8_e8m0fnu: np.dtype(np.int8),
-    torch.float8_e4m3fnuz: np.dtype(np.int8),
-    torch.float8_e5m2fnuz: np.dtype(np.int8),
-    torch.float4_e2m1fn_x2: np.dtype(np.int8),  # two values an element
+# What holds the bits of each dtype, which is called as torch calls it.
+WORDS: dict[str, np.dtype] = {
+    "bfloat16": np.dtype(np.int16),
+    "float16": np.dtype(np.int16),
+    "float32": np.dtype(np.int32),
+    "float64": np.dtype(np.int64),
+    "float8_e4m3fn": np.dtype(np.int8),
+    "float8_e5m2": np.dtype(np.int8),
+    "int64": np.dtype(np.int64),
+    "int32": np.dtype(np.int32),
+    "int16": np.dtype(np.int16),
+    "int8": np.dtype(np.int8),
+    "uint64": np.dtype(np.int64),
+    "uint32": np.dtype(np.int32),
+    "uint16": np.dtype(np.int16),
+    "uint8": np.dtype(np.int8),
+    "bool": np.dtype(np.int8),
+    "float8_e8m0fnu": np.dtype(np.int8),
+    "float8_e4m3fnuz": np.dtype(np.int8),
+    "float8_e5m2fnuz": np.dtype(np.int8),
+    "float4_e2m1fn_x2": np.dtype(np.int8),  # two values an element
 }
+CASTS = frozenset(list(WORDS)[:6])  # floats whose values are what matters
 BITS = frozenset(list(WORDS)[-4:])  # scales, and weights that go with them: carried as they are, never cast
-PARTS: dict[torch.dtype, np.dtype] = {  # two words an element
-    torch.complex32: np.dtype(np.int16),
-    torch.complex64: np.dtype(np.int32),
-    torch.complex128: np.dtype(np.int64),
+PARTS: dict[str, np.dtype] = {  # two words an element
+    "complex32": np.dtype(np.int16),
+    "complex64": np.dtype(np.int32),
+    "complex128": np.dtype(np.int64),
 }
 _NARROW = ("bits8", "bits1x8", "bits2x4", "bits4x2", *(f"{u}int{n}" for u in ("", "u") for n in range(1, 8)))
-BARE: dict[torch.dtype, np.dtype] = {
-    getattr(torch, name): np.dtype(np.int8) for name in _NARROW
-}  # with few operations of their own
-BARE[torch.bits16] = np.dtype(np.int16)
+BARE: dict[str, np.dtype] = dict.fromkeys(_NARROW, np.dtype(np.int8))  # with few operations of their own
+BARE["bits16"] = np.dtype(np.int16)
 BARE |= PARTS
 WORDS |= BARE
-DTYPES = {str(d).removeprefix("torch."): d for d in WORDS}
-INTEGERS = {np.dtype(f"i{x.itemsize}"): x for x in (torch.int8, torch.int16, torch.int32, torch.int64)}
 GRID = np.dtype(np.int32)  # a lossy tensor's words: multiples of its bound
 PIECE = 1 << 22  # elements a piece: the longest run of words that is compared, coded and logged at once
 ALIGNED = 64  # bytes: a slot begins at a multiple of it, so kernels may read whole vectors
@@ -88,34 +87,47 @@ class TooLarge(PayloadError):
 class Slot:
     """One tensor of a state, as followers use it; with a ``bound``, to within that error in its own units.
 
-    >>> Slot("weight", (2, 3), torch.bfloat16).word
+    ``kind`` is the name of its dtype; torch's own may be given for it.
+
+    >>> Slot("weight", (2, 3), "bfloat16").word
     dtype('int16')
     """
 
     name: str
     shape: tuple[int, ...]
-    dtype: torch.dtype
+    kind: str
     bound: float | None = None
 
     def __post_init__(self) -> None:
+        object.__setattr__(self, "kind", name_of(self.kind))
         _check_name(self.name)
-        require(self.dtype in WORDS, InputError, f"{self.name}: {self.dtype} cannot be followed; cast it")
+        require(self.kind in WORDS, InputError, f"{self.name}: {self.kind} cannot be followed; cast it")
         sizes = all(type(d) is int and d >= 0 for d in self.shape) and len(self.shape) <= MAX_DIMENSIONS
         require(sizes, InputError, f"{self.name}: {self.shape} is no shape of up to {MAX_DIMENSIONS} sizes")
         nbytes = math.prod(max(1, d) for d in self.shape) * max(
-            8, self.dtype.itemsize
+            8, self.itemsize
         )  # empty tensors could claim any other size
         require(nbytes < MOST_NBYTES, InputError, f"{self.name}: {self.shape} is too large")
         if self.bound is not None:
-            floats, ok = takes_casts(self.dtype), LEAST_BOUND <= self.bound <= MOST_BOUND
-            require(floats, InputError, f"{self.name} is {self.dtype}, which takes no bound: it needs floats")
+            floats, ok = self.kind in CASTS, LEAST_BOUND <= self.bound <= MOST_BOUND
+            require(floats, InputError, f"{self.name} is {self.kind}, which takes no bound: it needs floats")
             limits = f"{LEAST_BOUND:.3g} to {MOST_BOUND:.3g}"
             require(ok, InputError, f"{self.name}: bound={self.bound} is not in {limits}; give another")
 
     @property
     def word(self) -> np.dtype:
         """The integers that hold it: its bits, or with a bound the multiples of that."""
-        return WORDS[self.dtype] if self.bound is None else GRID
+        return WORDS[self.kind] if self.bound is None else GRID
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Its dtype as torch has it."""
+        return _dtype(self.kind)
+
+    @property
+    def itemsize(self) -> int:
+        """Bytes an element, as followers use it."""
+        return itemsize(self.kind)
 
     @property
     def numel(self) -> int:
@@ -124,17 +136,12 @@ class Slot:
     @property
     def count(self) -> int:
         """Words: as many as there are values, but two of a complex one."""
-        return self.numel * (2 if self.dtype in PARTS else 1)
-
-    @property
-    def taken(self) -> torch.dtype:
-        """What its words are made from: its dtype, or integers where bits are all that counts."""
-        return INTEGERS[self.word] if self.dtype in BARE else self.dtype
+        return self.numel * (2 if self.kind in PARTS else 1)
 
     @property
     def nbytes(self) -> int:
         """Bytes as followers use it."""
-        return self.numel * self.dtype.itemsize
+        return self.numel * self.itemsize
 
 
 class Piece(NamedTuple):
@@ -155,6 +162,7 @@ class Piece(NamedTuple):
 class Layout:
     """The tensors of a state in order, and which further names stand for one of them (tied weights).
 
+    >>> import torch
     >>> layout = Layout.of({"w": torch.zeros(4, 2), "n": torch.zeros(3)}, dtype=torch.bfloat16)
     >>> layout.nbytes, [piece.numel for piece in layout.blocks()]
     (22, [8, 3])
@@ -193,11 +201,11 @@ class Layout:
         seen: dict[object, str] = {}
         first = {name: seen.setdefault(_memory(name, x), name) for name, x in tensors.items()}
         bounds = _untied(bounds, first, "bounds") if isinstance(bounds, Mapping) else bounds
-        kinds: Mapping[str, torch.dtype] | torch.dtype | None
+        kinds: Mapping[str, str] | str | None
         if isinstance(dtype, Mapping):
-            kinds = _untied({name: dtype_of(d) for name, d in dtype.items()}, first, "dtype")
+            kinds = _untied({name: _kind(d) for name, d in dtype.items()}, first, "dtype")
         else:
-            kinds = None if dtype is None else dtype_of(dtype)
+            kinds = None if dtype is None else _kind(dtype)
         for name, x in tensors.items():
             if first[name] != name:
                 aliases.append((name, first[name]))
@@ -260,7 +268,7 @@ class Layout:
 
     def to_json(self) -> bytes:
         """Return the layout as JSON: equal layouts are equal bytes."""
-        slots = [[s.name, list(s.shape), str(s.dtype).removeprefix("torch."), s.bound] for s in self.slots]
+        slots = [[s.name, list(s.shape), s.kind, s.bound] for s in self.slots]
         data = {"format": 1, "slots": slots, "aliases": [list(a) for a in self.aliases]}
         return json.dumps(data, separators=(",", ":")).encode()
 
@@ -292,7 +300,8 @@ def _parse(data: Any) -> Layout:
     slots = []
     for name, shape, dtype, bound in data["slots"]:
         require(bound is None or type(bound) is float, InputError, f"{name!r:.99}: bound={bound!r:.99}")
-        slots.append(Slot(name, tuple(shape), DTYPES[dtype], bound))
+        require(dtype in WORDS, InputError, f"{name!r:.99}: {dtype!r:.99} is no dtype")
+        slots.append(Slot(name, tuple(shape), dtype, bound))
     return Layout(tuple(slots), tuple((name, target) for name, target in data["aliases"]))
 
 
@@ -304,6 +313,8 @@ def _check_name(name: object) -> None:
 
 def _memory(name: str, x: Tensor) -> object:
     """Return what two names of one tensor share."""
+    from thinwire.state.tensor_kinds import check_dense
+
     check_dense(name, x)
     place = x.data_ptr()
     return (x.device, place, *form_of(x)) if place and x.numel() else name
@@ -338,19 +349,36 @@ def _no_tensor(unknown: Iterable[object], tensors: Iterable[object], what: str) 
     return f"{what} {verb} {wrong!r}, which is no tensor here; there are {', '.join(shown)}{more}"
 
 
-def takes_casts(dtype: torch.dtype) -> bool:
-    """Return whether values are what matters in a dtype, so that it may be cast and bounded."""
-    return dtype.is_floating_point and dtype not in BITS
+def itemsize(kind: str) -> int:
+    """Return the bytes of an element of the dtype ``kind``, which is one of ``WORDS``.
+
+    >>> itemsize("bfloat16"), itemsize("complex64")
+    (2, 8)
+    """
+    return WORDS[kind].itemsize * (2 if kind in PARTS else 1)
 
 
-def _slot(
-    name: str, x: Tensor, dtype: Mapping[str, torch.dtype] | torch.dtype | None, bounds: Bounds
-) -> Slot:
-    floats = takes_casts(x.dtype)
+def takes_casts(dtype: object) -> bool:
+    """Return whether values are what matters in a dtype, torch's or a name: it may be cast and bounded."""
+    return name_of(dtype) in CASTS
+
+
+@lru_cache
+def _dtype(kind: str) -> torch.dtype:
+    return dtype_of(kind)
+
+
+def _kind(dtype: Dtype) -> str:
+    return name_of(dtype_of(dtype))
+
+
+def _slot(name: str, x: Tensor, kinds: Mapping[str, str] | str | None, bounds: Bounds) -> Slot:
+    own = name_of(x.dtype)
+    floats = own in CASTS
     bound = bounds.get(name) if isinstance(bounds, Mapping) else bounds if floats else None
-    used = dtype.get(name) if isinstance(dtype, Mapping) else dtype if floats else None
-    castable = floats or used in (None, x.dtype)
+    used = kinds.get(name) if isinstance(kinds, Mapping) else kinds if floats else None
+    castable = floats or used in (None, own)
     require(castable, InputError, f"{name} is {x.dtype}, which is not cast: leave it out of dtype")
-    cast_to_bits = used not in (None, x.dtype) and not takes_casts(used)
+    cast_to_bits = used not in (None, own) and used not in CASTS
     require(not cast_to_bits, InputError, f"{name} cannot be cast to {used}, which is carried as bits only")
-    return Slot(name, tuple(x.shape), used or x.dtype, None if bound is None else float(bound))
+    return Slot(name, tuple(x.shape), used or own, None if bound is None else float(bound))

@@ -83,11 +83,6 @@ def settle_there(x: Tensor, held: Tensor, bound: float, dtype: torch.dtype, into
     return (far & ~fits).any()
 
 
-def values(words: Array, bound: float, dtype: torch.dtype = torch.float32) -> Tensor:
-    """Return what followers use of ``words`` int32 [n]: ``dtype`` [n]."""
-    return torch.from_numpy(words.astype(np.float32) * _step(bound, "a tensor")).to(dtype)
-
-
 def _nearest(x: Array, step: np.float32, bound: float, name: str) -> Array:
     multiples = np.rint(x / step)
     exact = np.abs(x.astype(np.float64) - (multiples * step).astype(np.float64)) <= bound

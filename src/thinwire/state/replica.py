@@ -6,23 +6,26 @@ import threading
 import time
 from collections.abc import Collection, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from torch import Tensor, nn
-
-from thinwire.state import binding, saved
-from thinwire.state.binding import View
-from thinwire.state.devices.crossing import Place
-from thinwire.state.devices.resident import filled
-from thinwire.state.layout import MAX_NBYTES, Layout
-from thinwire.state.loaded.loaded_model import LoadedModel
-from thinwire.state.loaded.loader_recording import Load
+from thinwire.state.devices.beginning import first_words
+from thinwire.state.disk import saved
+from thinwire.state.layout import MAX_NBYTES, Array, Layout
 from thinwire.state.patch_code.indexing import read, write
 from thinwire.state.patches import moves
 from thinwire.state.patches.moves import KeyframeReading, Move, Reading, SectionReading
 from thinwire.state.patches.patch import Meta, Patch, Version
 from thinwire.state.threads import by_runs
-from thinwire.state.words import Words, named
+from thinwire.state.values import Bits, Place, View
+from thinwire.state.words import Words
 from thinwire.types import DesyncError, InputError, LinkError, require
+
+if TYPE_CHECKING:  # a copy of arrays needs no torch
+    from torch import Tensor, nn
+
+    from thinwire.state.binding import Bound
+    from thinwire.state.loaded.loaded_model import LoadedModel
+    from thinwire.state.loaded.loader_recording import Load
 
 PATIENCE = 0.02  # seconds that a swap waits for words being written; it comes again after the next step
 TIMEOUT = 60.0  # seconds that ``catch_up`` waits for them
@@ -63,7 +66,7 @@ class Replica:
         self._behind: list[Place] | None = None  # where back and front differ; None: anywhere
         self._differing = 0  # how many words that may be
         self._touched: set[int] | None = None  # slots in which back and front may differ; None: in all
-        self._bound = binding.Bound()
+        self._bound: Bound | None = None  # before any model
         self._loaded: list[LoadedModel] = []
         self._saved: View | None = None  # a buffer that is being written to a file: nobody writes to it then
         self._saving = threading.Lock()
@@ -98,14 +101,15 @@ class Replica:
     def meta(self) -> Meta:
         return self._shown.meta
 
-    def start(self, tensors: Mapping[str, Tensor]) -> Version:
+    def start(self, tensors: Mapping[str, Tensor] | Mapping[str, Array]) -> Version:
         """Hold ``tensors`` as version 0: a base from which the publisher may know the way. Then ``swap``.
 
-        Errors: ``InputError`` naming the tensor that does not fit, or when a version is held already.
+        Arrays are taken bit by bit. Errors: ``InputError`` naming the tensor that does not fit, or when a
+        version is held already.
         """
         with self._applying:
             require(not self._held.hash, InputError, f"version {self._held.number} is held already")
-            words, _ = filled(self.layout, named(self.layout, tensors))
+            words = first_words(self.layout, tensors)
             return self._install(words, Version(0, words.hash()))
 
     def reading(self, base_hash: int) -> SectionReading | None:
@@ -294,7 +298,8 @@ class Replica:
                 return False
             self._front, self._back = self._back, self._front
             self._shown, self._ready = self._held, False
-            self._bound.point(self._front, self._touched, self._behind)
+            if self._bound is not None:
+                self._bound.point(self._front, self._touched, self._behind)
             self._loaded = [loaded for loaded in self._loaded if loaded.alive]
             for loaded in self._loaded:
                 loaded.point(self._front, self._touched, self._behind)
@@ -318,9 +323,22 @@ class Replica:
 
         Errors: ``InputError`` before any.
         """
+        return dict(self._used().tensors)
+
+    def arrays(self) -> dict[str, Array]:
+        """Return the same as arrays, without torch: see ``Bits.array`` for what numpy has no dtype for."""
+        return dict(self._used().arrays)
+
+    def bits(self) -> dict[str, Bits]:
+        """Return the bits of the front's tensors by name, without aliases, not copied, as ``tensors``."""
+        front = self._used()
+        return {slot.name: front.bits(i) for i, slot in enumerate(self.layout.slots)}
+
+    def _used(self) -> View:
         front = self._front
-        require(front is not None, InputError, "nothing is in front yet; apply a patch, then swap")
-        return dict(front.tensors) if front is not None else {}
+        if front is None:
+            raise InputError("nothing is in front yet; apply a patch, then swap")
+        return front
 
     def bind(self, model: nn.Module) -> None:
         """Let parameters and buffers of ``model`` be the front's tensors, now and after each ``swap``.
@@ -329,8 +347,11 @@ class Replica:
         another device, are copied to; other parameters share the front's memory: nobody else may write to
         them. Errors: ``InputError`` naming the first tensor that is missing, or of another shape or dtype.
         """
+        from thinwire.state import binding
+
         found = binding.bind(self.layout, model)
         with self._lock:
+            self._bound = self._bound or binding.Bound()
             self._bound.add(found)
             if self._front is not None:
                 self._bound.point(self._front)
@@ -340,6 +361,8 @@ class Replica:
 
         It keeps its own memory, and only what changed is written: see ``LoadedModel``, also for errors.
         """
+        from thinwire.state.loaded.loaded_model import LoadedModel
+
         loaded = LoadedModel(self.layout, model, load, kept)
         with self._lock:
             self._loaded = [other for other in self._loaded if not other.of(model)] + [loaded]

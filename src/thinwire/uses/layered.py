@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Protocol
 
 from thinwire.types import InputError
 from thinwire.uses import uses
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 LAYERS = "scene_layers"  # of a version: how many it has
 

@@ -16,7 +16,7 @@ from make_protocols import FILE, HELLO, MATCHED, MESSAGES, REQUEST, SHELF, TOKEN
 from thinwire.files import safetensors  # noqa: E402
 from thinwire.links.pair import segment  # noqa: E402
 from thinwire.links.relay import handshake  # noqa: E402
-from thinwire.state import saved  # noqa: E402
+from thinwire.state.disk import saved  # noqa: E402
 from thinwire.uses.following.pull import manifest  # noqa: E402
 from thinwire.uses.following.pull.manifest import Proof  # noqa: E402
 from thinwire.uses.following.push import protocol  # noqa: E402

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from hypothesis.extra import numpy as hnp
 from other_device import DEVICE, Elsewhere
 
-from thinwire.files.safetensors import METADATA
+from thinwire.state.disk.tensor_header import METADATA
 from thinwire.types import ByteCursor, InputError, PayloadError
 from thinwire.uses.models import moments as rounding
 from thinwire.uses.models import packed_model

@@ -7,12 +7,11 @@ import os
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from thinwire.links.address import Address
-from thinwire.types import InputError, MissingExtra, PayloadError, require
+from thinwire.types import InputError, PayloadError, require
 
 if TYPE_CHECKING:
     from thinwire.state.layout import TooLarge
@@ -103,11 +102,8 @@ def check_file(path: Path | str | None, option: str) -> Path | None:
 
 
 def check_state(path: str | None) -> Path | None:
-    """Return what ``check_file`` does of a state to be saved; ``MissingExtra`` without the library for it."""
-    target = check_file(path, "--state")
-    if path is not None and find_spec("safetensors") is None:
-        raise MissingExtra("--state needs safetensors: pip install 'thinwire[store]'")
-    return target
+    """Return what ``check_file`` does of a state to be saved."""
+    return check_file(path, "--state")
 
 
 def check_new(path: Path, force: bool) -> None:

@@ -14,6 +14,7 @@ from typing import Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
+from thinwire.dtypes import TORCH_ABSENT
 from thinwire.runs.machine.devices import told
 from thinwire.runs.machine.files import file_trouble
 from thinwire.runs.machine.standard_streams import accept_all
@@ -78,6 +79,10 @@ def guarded(call: Callable[[], Any]) -> int:
             result = call()
     except ThinwireError as e:
         return _say(str(e), e.exit_code)
+    except ModuleNotFoundError as e:
+        if e.name != "torch":
+            raise
+        return _say(f"this command needs {TORCH_ABSENT}", BAD_INPUT)
     except UsageError as e:
         return _say(_usage(e), BAD_INPUT)
     except (KeyboardInterrupt, typer.Abort):

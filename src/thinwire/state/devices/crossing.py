@@ -11,11 +11,11 @@ import torch
 from torch import Tensor
 
 from thinwire.staging import put_together, to_host
-from thinwire.state.layout import INTEGERS, Array, Layout
+from thinwire.state.devices.tensor_words import INTEGERS
+from thinwire.state.layout import Array, Layout
 from thinwire.state.patch_code.indexing import read
 from thinwire.state.threads import by_runs
-
-Place = tuple[int, Array | None]  # a piece, and positions in it; None: all of it
+from thinwire.state.values import Place
 
 MOST = 1 << 28  # bytes that cross at once: they are pinned
 

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from thinwire.staging import Staged, to_device, to_host
 from thinwire.state import intake, lossy
+from thinwire.state.devices.tensor_words import INTEGERS, taken
 from thinwire.state.find_changes import words_of
 from thinwire.state.intake import Overflows
-from thinwire.state.layout import INTEGERS, Array, Layout, Slot
+from thinwire.state.layout import Array, Layout, Slot
 from thinwire.state.threads import by_runs
 from thinwire.state.words import Words
 from thinwire.types import InputError
@@ -202,10 +203,10 @@ class Resident:
             into = now[at : at + stop - start]
             if slot.bound is not None:
                 ends[i] = lossy.settle_there(x, held[at : at + stop - start], slot.bound, slot.dtype, into)
-            elif x.dtype == slot.taken:
+            elif x.dtype == taken(slot):
                 into.copy_(x.view(into.dtype))
             else:
-                into.view(slot.taken).copy_(x)
+                into.view(taken(slot)).copy_(x)
                 if intake.narrows(x.dtype, slot.dtype):
                     ends[i] = (into & torch.iinfo(into.dtype).max).amax()
         return now, ends

@@ -9,11 +9,10 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from thinwire.state.binding import View
-from thinwire.state.devices.crossing import Place
 from thinwire.state.layout import PARTS, Layout
 from thinwire.state.loaded.copied_blocks import CopiedBlock
 from thinwire.state.loaded.loader_recording import Load, Recorded, memories, record
+from thinwire.state.values import Place, View
 from thinwire.types import InputError, require
 
 MOST = 1 << 24  # changed elements of a slot that are worked on at once: an index takes 8 bytes a dimension
@@ -79,7 +78,7 @@ class LoadedModel:
             piece = pieces[number]
             if piece.slot in self._blocks:
                 own = np.arange(piece.numel) if at is None else at.astype(np.int64)
-                words = 2 if self._layout.slots[piece.slot].dtype in PARTS else 1  # an element
+                words = 2 if self._layout.slots[piece.slot].kind in PARTS else 1  # an element
                 found.setdefault(piece.slot, []).append((own + piece.start) // words)
         for index, parts in found.items():
             yield index, torch.from_numpy(np.unique(np.concatenate(parts)))

@@ -17,13 +17,12 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 
 import numpy as np
-import torch
 
 from thinwire.codecs import zstd
-from thinwire.codecs.kernels.bits import pack, unpack, wide_nbytes
 from thinwire.state import native
 from thinwire.state.layout import Array
-from thinwire.types import ByteCursor, InputError, PayloadError, require
+from thinwire.state.patch_code.bit_planes import pack, unpack, wide_nbytes
+from thinwire.types import ByteCursor, InputError, MissingExtra, PayloadError, require
 
 _TABLE, _WINDOW = 6, 17  # what repeats here are runs, which lie next to each other
 _LONGEST = 10  # bytes of a varint of 64 bits
@@ -101,7 +100,10 @@ def _expand(frame: memoryview, nbytes: int) -> bytes:
 
 def check_coder() -> None:
     """Raise ``MissingExtra`` without zstandard: at the start, not in the midst of training."""
-    zstd.package()
+    try:
+        zstd.package()
+    except MissingExtra as e:
+        raise MissingExtra("states need zstandard: pip install 'thinwire[sync]'") from e
 
 
 def pack_numbers(numbers: Array) -> bytes:
@@ -173,17 +175,16 @@ def _pack_bits(values: Array, width: int) -> bytes:
     parts = [(values >> np.uint32(8 * i)).astype(np.uint8).tobytes() for i in range(whole)]
     if rest:
         codes = (values >> np.uint32(8 * whole)).astype(np.uint8) & np.uint8((1 << rest) - 1)
-        parts.append(pack(torch.from_numpy(codes), rest).numpy().tobytes())
+        parts.append(pack(codes, rest).tobytes())
     return b"".join(parts)
 
 
 def _unpack_bits(reader: PatchCursor, width: int, n: int) -> Array:
     whole, rest = divmod(width, 8)
-    packed = bytearray(reader.take(wide_nbytes(n, width)))  # a copy: torch wants memory it may write to
+    packed = reader.take(wide_nbytes(n, width))
     planes = [np.frombuffer(packed, np.uint8, n, i * n) for i in range(whole)]
     if rest:
-        codes = torch.frombuffer(packed, dtype=torch.uint8, offset=whole * n)
-        planes.append(unpack(codes, rest, n).numpy())
+        planes.append(unpack(np.frombuffer(packed, np.uint8, offset=whole * n), rest, n))
     found = planes.pop().astype(np.uint32)
     for plane in reversed(planes):
         found <<= np.uint32(8)

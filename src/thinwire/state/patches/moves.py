@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 import numpy as np
-import torch
 
 from thinwire.state import content
 from thinwire.state.layout import Layout
@@ -216,7 +215,7 @@ def write(words: Words, found: Iterable[Move]) -> None:
 def _check_truths(layout: Layout, piece: int, new: np.ndarray) -> None:
     """Raise unless words of a bool tensor are 0 or 1: what others mean is not defined."""
     slot = layout.slots[layout.blocks()[piece].slot]
-    if slot.dtype is torch.bool and not ((new == 0) | (new == 1)).all():
+    if slot.kind == "bool" and not ((new == 0) | (new == 1)).all():
         raise PayloadError(f"a patch with numbers for {slot.name}, which is true or false")
 
 

@@ -11,12 +11,14 @@ from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING, NamedTuple, Self
 
+from thinwire.dtypes import check_torch
 from thinwire.links.inbox import renewed
 from thinwire.types import InputError, LinkError
 
 if TYPE_CHECKING:  # the defaults below are named where nothing is followed yet
     from torch import Tensor, nn
 
+    from thinwire.state.layout import Array
     from thinwire.state.loaded.loader_recording import Load
     from thinwire.state.patches.patch import Version
     from thinwire.state.replica import Replica
@@ -169,10 +171,39 @@ class FollowerBase(ABC):
         Unlike ``apply_to``, this waits while the version is being written; ``LinkError`` after ``TIMEOUT``
         seconds.
         """
+        check_torch("tensors(), in place of arrays(), needs")
+        return self._caught_up().tensors()
+
+    def arrays(self) -> dict[str, Array]:
+        """Return the same as arrays, for which torch need not be there; ``dtypes`` says what they hold.
+
+        Where numpy has no such dtype, they are of the package ml_dtypes if that is there; else they hold the
+        bits, as unsigned integers.
+        """
+        return self._caught_up().arrays()
+
+    @property
+    def dtypes(self) -> dict[str, str]:
+        """The name of each tensor's dtype, as torch calls it. Errors: ``InputError`` before anything came."""
+        layout = self.replica.layout
+        return {name: layout.slots[i].kind for name, i in layout.index.items()}
+
+    def write(self, path: str | Path) -> Version:
+        """Write the newest version as a safetensors file that replaces ``path`` at once, and return which.
+
+        As ``tensors``, this updates all models; tied tensors are written once. Errors: ``OSError``, and
+        ``InputError`` for a dtype that such files do not hold.
+        """
+        replica = self._caught_up()
+        write_version(Path(path), replica, replica.version)
+        return replica.shown
+
+    def _caught_up(self) -> Replica:
+        """Return the copy, with the newest version in use."""
         self._raise()
         replica = self.replica
         replica.catch_up(TIMEOUT)
-        return replica.tensors()
+        return replica
 
     def save(self, path: str | Path | None = None) -> None:
         """Write the copy to a safetensors file, to go on from. Errors: ``InputError`` without a path."""
@@ -188,3 +219,12 @@ class FollowerBase(ABC):
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
         self.close()
+
+
+def write_version(path: Path, replica: Replica, number: int) -> None:
+    """Write the version in use as a safetensors file, which calls it by ``number``. Errors: as ``write``."""
+    from thinwire.files.checkpoint import HASH, VERSION, write_bits
+
+    version = replica.shown
+    notes = {HASH: f"{version.hash:016x}"} | {key: str(value) for key, value in version.meta.items()}
+    write_bits(path, replica.bits(), notes | {VERSION: str(number)})

@@ -4,25 +4,30 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 from weakref import WeakKeyDictionary
 
-from torch import Tensor, nn
-
-from thinwire.state import binding, tensor_kinds
-from thinwire.state.layout import MAX_NBYTES, Layout
-from thinwire.state.loaded.loader_recording import Load
+from thinwire.dtypes import check_torch
+from thinwire.state.layout import MAX_NBYTES, Array, Layout
 from thinwire.state.patches.moves import SectionReading
 from thinwire.state.patches.patch import Patch, Version
 from thinwire.state.replica import CHECK_EVERY, Replica, check_interval
 from thinwire.types import InputError, PayloadError, require
+
+if TYPE_CHECKING:  # models and tensors; a copy of arrays needs no torch
+    from torch import Tensor, nn
+
+    from thinwire.state.binding import Members
+    from thinwire.state.loaded.loader_recording import Load
+
+Base = Mapping[str, "Tensor"] | Mapping[str, Array]
 
 
 class Shown(NamedTuple):
     """What a model was shown last: a content's hash, and the tensors that it had then."""
 
     hash: int
-    members: binding.Members
+    members: Members
 
 
 class Mirror:
@@ -40,14 +45,14 @@ class Mirror:
         into: nn.Module | None = None,
         saved: Path | None = None,
         max_nbytes: int = MAX_NBYTES,
-        base: Mapping[str, Tensor] | None = None,
+        base: Base | None = None,
         check_every: int = CHECK_EVERY,
     ) -> None:
         check_interval(check_every)
-        for what, given, kind in (("into", into, nn.Module), ("base", base, Mapping)):
-            fits = given is None or isinstance(given, kind)
-            told = f"{what} is a {type(given).__name__}; give a {kind.__name__.lower()}"
-            require(fits, InputError, f"{told}, or leave it out")
+        told = f"base is a {type(base).__name__}; give a mapping, or leave it out"
+        require(base is None or isinstance(base, Mapping), InputError, told)
+        if into is not None:
+            check_model(into)
         self._check_every = check_every
         self._into, self.max_nbytes, self._base = into, max_nbytes, base
         self._shown: WeakKeyDictionary[nn.Module, Shown] = WeakKeyDictionary()
@@ -56,7 +61,7 @@ class Mirror:
         if saved is not None and saved.is_file():
             self.replica, self._base = Replica.load(saved, max_nbytes, check_every), None
             if into is not None:
-                binding.bind(self.replica.layout, into)  # whether it fits; no more than that
+                check_fits(self.replica.layout, into)
 
     @property
     def held(self) -> Version:
@@ -83,6 +88,8 @@ class Mirror:
 
         Errors: as ``LoadedModel``.
         """
+        from thinwire.state import binding
+
         before = self._shown.get(model) if replica.fills(model) else None
         if before is None:
             replica.fill(model, load, kept)
@@ -96,6 +103,8 @@ class Mirror:
         Return whether contents are others than when ``model`` was shown last, or its tensors are. Errors:
         ``InputError`` naming the first tensor that does not fit.
         """
+        from thinwire.state import binding, tensor_kinds
+
         tensor_kinds.reshard(model)
         before = self._shown.get(model)
         if before is None or not before.members.same(model):
@@ -143,17 +152,20 @@ class Mirror:
 def begin(
     layout: Layout,
     into: nn.Module | None,
-    base: Mapping[str, Tensor] | None,
-    start: Callable[[Mapping[str, Tensor]], object],
+    base: Base | None,
+    start: Callable[[Base], object],
 ) -> bool:
     """Let ``start`` hold the tensors of ``base``, else the weights of ``into``; return whether it does.
 
     A model's own weights that no bound can hold are none, and so are shards. Errors: ``InputError`` naming
     what does not fit.
     """
+    found: Base | None = base
     if into is not None:
-        binding.bind(layout, into)  # whether it fits; no more than that
-    found = binding.owned(into) if base is None and into is not None else base
+        from thinwire.state import binding
+
+        check_fits(layout, into)
+        found = binding.owned(into) if base is None else base
     if found is None:
         return False
     try:
@@ -165,9 +177,25 @@ def begin(
     return True
 
 
-def _of_slots(layout: Layout, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
+def check_model(into: object) -> None:
+    """Raise ``InputError`` unless ``into`` is a module of torch's."""
+    check_torch("a model to update needs")
+    from torch import nn
+
+    told = f"into is a {type(into).__name__}; give a module, or leave it out"
+    require(isinstance(into, nn.Module), InputError, told)
+
+
+def check_fits(layout: Layout, model: nn.Module) -> None:
+    """Raise ``InputError`` naming what of a state does not fit a model, which stays as it is."""
+    from thinwire.state import binding
+
+    binding.bind(layout, model)
+
+
+def _of_slots(layout: Layout, tensors: Base) -> Base:
     """Return the tensor of each slot, under its own name or one that is tied to it; others are left out."""
-    found: dict[str, Tensor] = {}
+    found: dict[str, Any] = {}
     for name in (*(s.name for s in layout.slots), *(alias for alias, _ in layout.aliases)):
         if name in tensors:
             found.setdefault(layout.slots[layout.index[name]].name, tensors[name])
@@ -189,13 +217,13 @@ def check_same(mine: Layout, theirs: Layout) -> None:
     for name in [*own, *other]:
         a, b = own.get(name), other.get(name)
         if a != b:
-            there, here = ("missing" if s is None else _text(s.shape, s.dtype, s.bound) for s in (b, a))
+            there, here = ("missing" if s is None else _text(s.shape, s.kind, s.bound) for s in (b, a))
             raise InputError(f"{name} is {there} at the publisher and {here} here: follow it anew")
     ties = dict(mine.aliases).items() ^ dict(theirs.aliases).items()
     name = min((name for name, _ in ties), default="its order of tensors")
     require(False, InputError, f"{name} is tied differently at the publisher and here: follow it anew")
 
 
-def _text(shape: tuple[int, ...], dtype: object, bound: float | None) -> str:
+def _text(shape: tuple[int, ...], kind: str, bound: float | None) -> str:
     lossy = "" if bound is None else f" to within {bound:g}"
-    return f"{str(dtype).removeprefix('torch.')} {list(shape)}{lossy}"
+    return f"{kind} {list(shape)}{lossy}"

@@ -61,9 +61,3 @@ def _plain(value: Any) -> Any:
     if isinstance(value, np.generic) or (isinstance(value, Tensor | np.ndarray) and value.ndim == 0):
         return value.item()
     return value
-
-
-def check_text(name: str) -> None:
-    """Raise ``InputError`` for a state's name that nobody could read."""
-    fits = bool(name.strip()) and name.isprintable()
-    require(fits, InputError, f"the name {name[:40]!r} is no text of printable characters; give another")

@@ -13,7 +13,7 @@ from tcp_proxy import TcpProxy
 from waiting import HOST, LONG, until
 
 from thinwire.links.hub.hub import Hub
-from thinwire.state import saved
+from thinwire.state.disk import saved
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
 from thinwire.state.replica import Replica

@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING
 
 import zmq
 
-from thinwire.codecs.kernels import kernel_calls as codec_passes
 from thinwire.codecs.zstd import literals
+from thinwire.dtypes import torch_is_there
 from thinwire.links.tcp import congestion
 from thinwire.runs.emulator.availability import why_not
 from thinwire.runs.machine import devices
@@ -30,6 +30,8 @@ if TYPE_CHECKING:
 
 OLDEST, NEWEST = (2, 11), (2, 15)  # torch that was tested
 EXTRAS = {
+    "torch": ("torch",),
+    "sync": ("zstandard", "safetensors"),
     "entropy": ("zstandard",),
     "cli": ("typer", "rich", "matplotlib"),
     "lm": ("transformers", "tokenizers", "safetensors", "gguf", "accelerate"),
@@ -40,6 +42,8 @@ EXTRAS = {
     "diffusion": ("diffusers",),
 }
 PURPOSE = {
+    "torch": "all but following states",
+    "sync": "following states, also without torch",
     "entropy": "entropy coding of codes, used by the thinwire recipe",
     "cli": "the command line and the report",
     "lm": "Hugging Face models and tokenizers",
@@ -54,24 +58,12 @@ DEMO_MEMORY = 8e9  # bytes that two ranks of the demo take, with room
 
 def diagnose() -> list[Check]:
     """Return every check, in the order a reader wants them."""
-    single: tuple[Callable[[], Check], ...] = (
-        _python,
-        _torch,
-        _processor,
-        _gpus,
-        _memory,
-        _disk,
-        _smollm,
-        _shakespeare,
-        _wikitext,
-        _passes,
-        _encryption,
-        _token,
-        emulation,
-        _tcp,
-    )
-    checks = [check() for check in single]
-    return checks[:6] + [_extra(name) for name in EXTRAS] + checks[6:]
+    whole = torch_is_there()
+    first: list[Callable[[], Check]] = [_python, _torch, _processor, *[_gpus] * whole, _memory, _disk]
+    then: list[Callable[[], Check]] = [*(_smollm, _shakespeare, _wikitext) * whole, _passes]
+    then += [_encryption, _token, emulation, _tcp]
+    extras = [_extra(name) for name in EXTRAS]
+    return [check() for check in first] + extras + [check() for check in then]
 
 
 def _python() -> Check:
@@ -80,6 +72,9 @@ def _python() -> Check:
 
 
 def _torch() -> Check:
+    if not torch_is_there():
+        found = "absent: states can be followed here, and all else needs it"
+        return Check("torch", LACKS, found, "pip install 'thinwire[torch]'")
     found = str(machine.versions()["torch"])
     tested = f"{OLDEST[0]}.{OLDEST[1]} to {NEWEST[0]}.{NEWEST[1]}"
     version = tuple(int(part) for part in found.split(".")[:2] if part.isdecimal())
@@ -93,10 +88,11 @@ def _torch() -> Check:
 
 
 def _processor() -> Check:
-    dtype, reason = devices.pick_dtype("auto")
-    return Check(
-        "processor", OK, f"{machine.cpu_model()}, {machine.cores()} cores; {dtype} by default: {reason}"
-    )
+    words = f"{machine.cpu_model()}, {machine.cores()} cores"
+    if torch_is_there():
+        dtype, reason = devices.pick_dtype("auto")
+        words += f"; {dtype} by default: {reason}"
+    return Check("processor", OK, words)
 
 
 def _gpus() -> Check:
@@ -204,11 +200,11 @@ def _corpus(title: str, name: str) -> Check:
 
 
 def _passes() -> Check:
-    parts = {
-        "coding activations": codec_passes.there(),
-        "entropy coding": literals.there(),
-        "following states": state_passes.there(),
-    }
+    parts = {"entropy coding": literals.there(), "following states": state_passes.there()}
+    if torch_is_there():
+        from thinwire.codecs.kernels import kernel_calls
+
+        parts = {"coding activations": kernel_calls.there()} | parts
     slow = [name for name, compiled in parts.items() if not compiled]
     if not slow:
         return Check("compiled passes", OK, f"{', '.join(parts)} run at full speed")

@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from torch import Tensor
-
-from thinwire.files.checkpoint import read_checkpoint, write_checkpoint
+from thinwire.dtypes import torch_is_there
+from thinwire.files.checkpoint import read_bits, read_checkpoint
 from thinwire.files.local_folder import open_folder
 from thinwire.links.address import Address
 from thinwire.replacing import replacing
@@ -22,7 +21,8 @@ from thinwire.runs.terminal.live import LOOK, Live, Trouble, await_coming
 from thinwire.runs.terminal.shell_command import ShellCommand
 from thinwire.types import InputError, LinkError, ThinwireError, require
 from thinwire.uses.following.commands.options import FollowConfig
-from thinwire.uses.following.follower_base import TIMEOUT
+from thinwire.uses.following.follower_base import TIMEOUT, write_version
+from thinwire.uses.following.mirror import Base
 from thinwire.uses.following.pull.store_fetching import look
 from thinwire.uses.following.pull.store_reader import ReaderStatus, ShelfReader
 from thinwire.uses.following.push.follower import Follower, FollowingStatus
@@ -67,10 +67,14 @@ class Following:
         more: Any = {"relay": config.serve, "congestion": config.congestion} | known
         return Follower(*self.place, self.token, base=self._start(state), **more)
 
-    def _start(self, state: Path | None) -> dict[str, Tensor] | None:
+    def _start(self, state: Path | None) -> Base | None:
         """Return the tensors of --base, unless there is a saved state to go on from."""
         saved = state is not None and state.is_file()
-        return None if self.config.base is None or saved else read_checkpoint(Path(self.config.base))
+        if self.config.base is None or saved:
+            return None
+        if torch_is_there():  # tensors may be cast to what is published
+            return read_checkpoint(Path(self.config.base))
+        return {name: bits.array for name, bits in read_bits(Path(self.config.base)).items()}
 
 
 def _newest(reader: Reader, place: Address | str, token: bytes | None, patience: float, most: int) -> int:
@@ -167,14 +171,13 @@ class Taking:
             return
         number = max(number, version.number)
         if self._out is not None:
-            own = {slot.name for slot in replica.layout.slots}  # a tied name stands for one of these
-            tensors = {name: x for name, x in replica.tensors().items() if name in own}
-            notes = {"thinwire.hash": f"{version.hash:016x}"} | {k: str(v) for k, v in version.meta.items()}
             if LAYERS in version.meta:
+                own = {slot.name for slot in replica.layout.slots}  # a tied name stands for one of these
+                tensors = {name: x for name, x in replica.tensors().items() if name in own}
                 with replacing(self._out) as part:
                     part.write_bytes(layered_form().scene_of(tensors, version.meta[LAYERS]))
             else:
-                write_checkpoint(self._out, tensors, notes | {"thinwire.version": str(number)})
+                write_version(self._out, replica, number)
         self._taken = version.hash
         if self._state is not None and time.monotonic() - self._saved_at >= STATE_EVERY:
             self._save()

@@ -18,7 +18,7 @@ from typing import Any
 from thinwire.links.security import REMEDY, check_bytes
 from thinwire.state.patches.patch import Meta, check_meta, is_time
 from thinwire.types import WRONG_VALUES, AuthError, InputError, PayloadError, require
-from thinwire.uses.following.published_tensors import check_text
+from thinwire.uses.following.state_names import check_text
 
 STATE, LAYOUT = "state.json", "layout.json"
 PATCHES, KEYFRAMES = "patches", "keyframes"

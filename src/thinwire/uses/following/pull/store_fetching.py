@@ -10,9 +10,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor
+from typing import TYPE_CHECKING, Any
 
 from thinwire.files.base import Folder
 from thinwire.files.local_folder import open_folder
@@ -27,6 +25,9 @@ from thinwire.uses.following.mirror import Mirror
 from thinwire.uses.following.pull.claim import read_manifest
 from thinwire.uses.following.pull.manifest import LAYOUT, File, Manifest, Proof, StoredVersion
 from thinwire.uses.following.pull.retention import farthest
+
+if TYPE_CHECKING:  # a copy of arrays needs no torch
+    from torch import Tensor
 
 ATTEMPTS = 8  # routes tried at one look
 AVOID = 30.0  # seconds that a bad file is left alone; twice as long each time

@@ -8,9 +8,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any
 
 from thinwire.files.local_folder import open_folder
 from thinwire.state.layout import MAX_NBYTES, TooLarge
@@ -19,9 +17,12 @@ from thinwire.state.patches.patch import Version
 from thinwire.state.replica import CHECK_EVERY, Replica
 from thinwire.types import AuthError, InputError, LinkError, ThinwireError, require
 from thinwire.uses.following.follower_base import PATIENCE, POLL, SLOW, TIMEOUT, FollowerBase
-from thinwire.uses.following.mirror import Mirror
+from thinwire.uses.following.mirror import Base, Mirror
 from thinwire.uses.following.pull.manifest import Proof
 from thinwire.uses.following.pull.store_fetching import Fetching
+
+if TYPE_CHECKING:  # a copy of arrays needs no torch
+    from torch import nn
 
 SIGNS = 8  # of the publisher, the last ones, by which its clock is judged: either clock may be set
 MOMENT = 1.0  # seconds for a look to end that nobody waits for any more
@@ -78,7 +79,7 @@ class ShelfReader(FollowerBase):
         token: bytes | None = None,
         into: nn.Module | None = None,
         *,
-        base: Mapping[str, Tensor] | None = None,
+        base: Base | None = None,
         name: str | None = None,
         state: str | Path | None = None,
         poll: float = POLL,

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import time
 from collections import deque
-from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from time import monotonic
-from typing import Any
-
-from torch import Tensor, nn
+from typing import TYPE_CHECKING, Any
 
 from thinwire.links.hub.spoke import Spoke
 from thinwire.links.hub.station import SILENCE, EventKind
@@ -22,11 +19,14 @@ from thinwire.state.patches.patch import Version
 from thinwire.state.replica import CHECK_EVERY, Replica
 from thinwire.types import InputError, LinkError, PayloadError, require
 from thinwire.uses.following.follower_base import PATIENCE, FollowerBase
-from thinwire.uses.following.mirror import Mirror
+from thinwire.uses.following.mirror import Base, Mirror
 from thinwire.uses.following.push import protocol
 from thinwire.uses.following.push.protocol import DOWN, MAGIC, NOTHING, PROTOCOL, Ask, Hello, LayoutIs
 from thinwire.uses.following.push.reception import Reception
 from thinwire.uses.following.push.state_relay import StateRelay
+
+if TYPE_CHECKING:  # a copy of arrays needs no torch
+    from torch import nn
 
 ARRIVALS = 4096  # that are remembered
 
@@ -98,7 +98,7 @@ class Follower(FollowerBase):
         into: nn.Module | None = None,
         relay: tuple[str, int] | None = None,
         *,
-        base: Mapping[str, Tensor] | None = None,
+        base: Base | None = None,
         state: str | Path | None = None,
         patience: float = PATIENCE,
         silence: float = SILENCE,

@@ -15,8 +15,9 @@ from thinwire.state.layout import Bounds, Dtypes, Layout
 from thinwire.state.patch_code.patch_stream import check_coder
 from thinwire.state.patches.patch import Version
 from thinwire.types import InputError, LinkError, require
-from thinwire.uses.following.published_tensors import Names, Source, check_text, notes_of, tensors_of
+from thinwire.uses.following.published_tensors import Names, Source, notes_of, tensors_of
 from thinwire.uses.following.push.feed import Feed, FollowerStatus, check_name
+from thinwire.uses.following.state_names import check_text
 
 TIMEOUT = 60.0  # seconds
 POLL = 0.01  # seconds

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
 from types import TracebackType
-
-from torch import Tensor, nn
+from typing import TYPE_CHECKING
 
 from thinwire.links.hub.hub import Hub
 from thinwire.links.hub.spoke import Spoke
@@ -22,10 +21,13 @@ from thinwire.state.patch_code.patch_stream import check_coder
 from thinwire.state.patches.moves import SectionReading
 from thinwire.state.patches.patch import Patch, Version
 from thinwire.types import LinkError, PayloadError
-from thinwire.uses.following.mirror import begin, check_same
+from thinwire.uses.following.mirror import Base, begin, check_same
 from thinwire.uses.following.push.feed import HIGHEST, SILENT, TURN, Feed, FollowerStatus
 from thinwire.uses.following.push.protocol import Quiet
 from thinwire.uses.following.push.reception import Reception
+
+if TYPE_CHECKING:  # a copy of arrays needs no torch
+    from torch import nn
 
 
 class StateRelay:
@@ -55,7 +57,7 @@ class StateRelay:
         max_nbytes: int = MAX_NBYTES,
         congestion: str = AUTO,
         name: str | None = None,
-        base: Mapping[str, Tensor] | None = None,
+        base: Base | None = None,
         into: nn.Module | None = None,
         state: str | Path | None = None,
         failed: Callable[[Exception], None] | None = None,

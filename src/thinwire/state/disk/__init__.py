@@ -1,0 +1,1 @@
+"""A state on disk: safetensors files, with what is known of its version."""
