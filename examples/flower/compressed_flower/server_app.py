@@ -12,8 +12,8 @@ from compressed_flower.task import network
 from thinwire.codecs import TopK, Uniform
 from thinwire.rounds.client_profile import Fixed
 from thinwire.rounds.download import DeltaDownload
-from thinwire.uses.federated.flower.strategy import Compressed
 from thinwire.rounds.local_training import Decay
+from thinwire.uses.federated.flower.strategy import Compressed
 
 app = ServerApp()
 
