@@ -43,6 +43,8 @@ OTHERS = {
         "--master-port",
         "--max-restarts",
     ),  # torchrun
+    "--custom-weight-loader",  # SGLang
+    "--weight-transfer-config",  # vLLM
     *("--constraint", "--no-deps"),  # pip
     *("--device", "--rate", "--tokens"),  # examples/
 }

@@ -39,7 +39,7 @@ class Prompts(Head, kind=2):
     body: Rest
 
 
-class Samples(Head, kind=3):
+class Completions(Head, kind=3):
     """What was generated: by which version, how old that was in seconds, and how long the worker waited."""
 
     part: U64
@@ -56,7 +56,7 @@ class Failed(Head, kind=4):
     why: Rest
 
 
-WORDS: Mapping[int, type[Head]] = {word.KIND: word for word in (Join, Prompts, Samples, Failed)}
+WORDS: Mapping[int, type[Head]] = {word.KIND: word for word in (Join, Prompts, Completions, Failed)}
 
 
 def unpack(data: bytes) -> Head:

@@ -18,7 +18,7 @@ from thinwire.uses.following.hosts.rollout_messages import (
     Join,
     Prompts,
     Sample,
-    Samples,
+    Completions,
     Tokens,
 )
 
@@ -150,7 +150,7 @@ class RolloutPool:
     def _take(self, peer: bytes, data: bytes, version: int) -> None:
         try:
             message = messages.unpack(data)
-            if isinstance(message, Samples):
+            if isinstance(message, Completions):
                 self._put(peer, message, version)
         except PayloadError:
             self._lose(peer)  # whoever says what makes no sense gets no prompts
@@ -171,7 +171,7 @@ class RolloutPool:
         if peer not in self._ready:
             self._ready.append(peer)
 
-    def _put(self, peer: bytes, message: Samples, version: int) -> None:
+    def _put(self, peer: bytes, message: Completions, version: int) -> None:
         part = self._left.get(message.part)
         if part is None or part.peer != peer:
             return  # of a batch that is over, or a part that another one has by now

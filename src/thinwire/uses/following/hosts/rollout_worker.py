@@ -13,7 +13,7 @@ from thinwire.links.hub.station import EventKind
 from thinwire.types import LinkError, PayloadError
 from thinwire.uses.following.follower_base import TIMEOUT, Applied
 from thinwire.uses.following.hosts import rollout_messages as messages
-from thinwire.uses.following.hosts.rollout_messages import Failed, Join, Prompts, Sample, Samples
+from thinwire.uses.following.hosts.rollout_messages import Failed, Join, Prompts, Sample, Completions
 from thinwire.uses.following.push.follower import Follower
 
 Generate = Callable[[list[list[int]], dict[str, Any]], Sequence[Sample]]  # prompts, settings
@@ -70,7 +70,7 @@ class RolloutWorker:
         except Exception as e:  # whatever generates may raise: the trainer is who can do something
             return Failed(message.part, (str(e) or type(e).__name__).encode()).pack()
         body = messages.pack_samples(samples)
-        return Samples(message.part, applied.version.number, age, waited, body).pack()
+        return Completions(message.part, applied.version.number, age, waited, body).pack()
 
     def _weights(self, asked: Prompts) -> tuple[Applied, float]:
         """Bring the model up to the newest version here, and wait where that is too old; return how long."""
