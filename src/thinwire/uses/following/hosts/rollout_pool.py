@@ -14,11 +14,11 @@ from thinwire.types import InputError, LinkError, PayloadError, ThinwireError, r
 from thinwire.uses.following.hosts import rollout_messages as messages
 from thinwire.uses.following.hosts.rollout_messages import (
     ANY_AGE,
+    Completions,
     Failed,
     Join,
     Prompts,
     Sample,
-    Completions,
     Tokens,
 )
 

@@ -13,7 +13,7 @@ from thinwire.links.hub.station import EventKind
 from thinwire.types import LinkError, PayloadError
 from thinwire.uses.following.follower_base import TIMEOUT, Applied
 from thinwire.uses.following.hosts import rollout_messages as messages
-from thinwire.uses.following.hosts.rollout_messages import Failed, Join, Prompts, Sample, Completions
+from thinwire.uses.following.hosts.rollout_messages import Completions, Failed, Join, Prompts, Sample
 from thinwire.uses.following.push.follower import Follower
 
 Generate = Callable[[list[list[int]], dict[str, Any]], Sequence[Sample]]  # prompts, settings
