@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from bench.federated.decided import GROUPS, found_of, settled
+from bench.federated.decided import GROUPS, better, found_of, settled
 from bench.study.cells import RESULTS, Kept, words_of
 from thinwire.codecs import LowRank
 from thinwire.runs.records.writer import read_json
@@ -34,7 +34,7 @@ def _study(name: str) -> Kept:
     return Kept(name)
 
 
-_settled = cache(settled)
+_settled, _better = cache(settled), cache(better)
 
 
 def cell(study: str, *words: str | int | float) -> Found:
@@ -59,6 +59,7 @@ def by_seed(value: Callable[[int], float], seeds: Iterable[int] = SEEDS) -> list
 FIXED, GAMMA, TOPK = (
     "fixed-threshold:threshold=0.055", "gamma-fedht:threshold=0.14", "fedavg-topk:ratio=0.0017",
 )  # fmt: skip
+GAMMAS = ("gamma", "gamma-1")
 BASELINES = ("fedavg", "fedavg-topk", "fedasync", "fedbuff")
 RIVALS = ("fedavg", "topk", "fedasync", "fedbuff")
 
@@ -72,6 +73,31 @@ def federated(group: str, method: str, seed: int) -> Found:
     if found is None:
         raise _NotMeasured(f"{group} {method} seed={seed}")
     return found
+
+
+def gamma_of(group: str) -> str:
+    """Return the label of gamma-FedHT with the alpha that its search found. Errors: ``_NotMeasured``."""
+    found = _better(group, GAMMAS)
+    if found is None:
+        raise _NotMeasured(f"{group} {' or '.join(GAMMAS)}")
+    return found
+
+
+def ahead(group: str, seed: int) -> float:
+    """Return by how many points gamma-FedHT is ahead of Top-k, at the better alpha."""
+    return points(group, gamma_of(group), "topk", seed)
+
+
+def early(group: str, seed: int) -> float:
+    """Return how many times as much of its bytes Top-k sends in the first fifth of the rounds."""
+    ours, theirs = (_early(group, method, seed) for method in (gamma_of(group), "topk"))
+    return theirs / ours
+
+
+def _early(group: str, method: str, seed: int) -> float:
+    curve = federated(group, method, seed)["accuracy"]["curve"]
+    first = [p["density"] for p in curve if p["density"] and p["version"] <= curve[-1]["version"] / 5]
+    return sum(first) / sum(p["density"] for p in curve if p["density"])
 
 
 def points(group: str, mine: str, other: str, seed: int) -> float:
@@ -333,7 +359,11 @@ MEASURES: dict[str, Measure] = {
     "luck-counted-fetches": _seeds(over, "luck-counted", "down", "fedluck", "topk"),
     "luck-pair": _seeds(over, "luck", "virtual_s", "pair", "fedluck"),
     **{
-        f"fedht-{group}": _seeds(points, group, "gamma", "topk")
+        f"fedht-{group}": _seeds(ahead, group)
+        for group in ("logistic-2", "logistic-3", "cnn-2", "cnn-3", "slow")
+    },
+    **{
+        f"fedht-{group}-early": _seeds(early, group)
         for group in ("logistic-2", "logistic-3", "cnn-2", "cnn-3", "slow")
     },
     **{f"fedht-{group}-density": _seeds(flatter, group, "gamma", "fixed") for group in ("cnn-3", "slow")},
