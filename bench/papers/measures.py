@@ -153,6 +153,12 @@ def over(group: str, what: str, mine: str, other: str, seed: int) -> float:
     return spent(group, what, mine, seed) / spent(group, what, other, seed)
 
 
+def pace(group: str, mine: str, other: str, seed: int) -> float:
+    """Return how many times as many bytes a method sends up an iteration."""
+    each = [spent(group, "up", x, seed) / spent(group, "versions", x, seed) for x in (mine, other)]
+    return each[0] / each[1]
+
+
 def best_power(seed: int) -> float:
     """Return the exponent of the fewest iterations, of a parabola through their logarithms."""
     others = {("power", label): float(label[1:]) for label in GROUPS["power"].methods}
@@ -372,6 +378,14 @@ MEASURES: dict[str, Measure] = {
         f"dagc-{kind}-{skew}": _seeds(saved, f"skew-{skew}", "versions", f"dagc-{kind}", (other,))
         for kind, other in (("r", "topk"), ("a", "one"))
         for skew in (10, 100, 1000)
+    },
+    **{
+        name: measure
+        for skew in (10, 100, 1000)
+        for name, measure in (
+            (f"dagc-a-{skew}-up", _seeds(saved, f"skew-{skew}", "up", "dagc-a", ("one",))),
+            (f"dagc-a-{skew}-pace", _seeds(pace, f"skew-{skew}", "one", "dagc-a")),
+        )
     },
     "dagc-power": _seeds(best_power),
     "dagc-r-accuracy": _seeds(points, "skew100", "dagc-r:ratio=0.001", "fedavg-topk:ratio=0.001"),
