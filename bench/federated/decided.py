@@ -118,6 +118,14 @@ GROUPS = {  # what decides most a CPU-hour first
 
 def cells() -> Iterator[Cell]:
     """Yield the cells that are known so far: of each method its search, then what is reported, in turns."""
+    seen = set[Cell]()  # a climb looks at most points twice
+    for cell in _cells():
+        if cell not in seen:
+            seen.add(cell)
+            yield cell
+
+
+def _cells() -> Iterator[Cell]:
     for name, group in GROUPS.items():
         for label in group.methods:
             yield from search(name, label)
