@@ -308,7 +308,9 @@ def summary() -> dict[str, Any]:
     every = ((name, label) for name, group in GROUPS.items() for label in group.methods)
     best = [cell for name, label in every if (cell := settled(name, label))]
     found = ((cell, found_of(cell, seed)) for cell in best for seed in GROUPS[cell.group].seeds)
-    return {"rows": rows_of((cell.group, cell.label, run) for cell, run in found if run)}
+    rows = rows_of((cell.group, cell.label, run) for cell, run in found if run)
+    recipes = {(cell.group, cell.label): cell.method for cell in best}
+    return {"rows": [row | {"recipe": recipes[row["group"], row["method"]]} for row in rows]}
 
 
 def cost() -> str:

@@ -24,7 +24,8 @@ MODULES = (
     "ground.codecs", "ground.deltas", "ground.emulator", "ground.throughput",
     "training.tables", "training.quality", "training.student", "training.unbiased", "training.finetuning",
     "swarms.churn", "swarms.scale",
-    "following.tables", "pictures.tables", "federated.methods", "scenes.tables",
+    "following.tables", "pictures.tables", "federated.methods",
+    "federated.decided_tables", "scenes.tables",
     "models.packed", "models.versions", "models.supernet", "gpu.tables", "study.record", "papers.page",
 )  # fmt: skip
 
