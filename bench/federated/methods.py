@@ -8,9 +8,7 @@ Groups of cells:
   ends where another one was;
 - ``ten``: the demo's devices, both directions counted; ``free``: the same where downloads take no time;
 - ``phones``: a thousand phones, of which a hundred take part at a time;
-- ``speakers``: spoken digits, one speaker a client;
-- ``gamma``: thresholds that follow the step size, and Top-k at equal traffic;
-- ``skew100``, ``skew1000``: shares by amounts of data, and the same for all.
+- ``speakers``: spoken digits, one speaker a client.
 
 ``python -m bench.federated.methods [GROUP] [METHOD] [seed=N]``: the cells that have these words.
 """
@@ -72,26 +70,6 @@ SPEAKERS = TEN | {
     "devices": str(DEVICES / "six-speakers.toml"),
     "clients": 6,
 }
-# gamma-FedHT's setting: two classes a client, and a step size that falls to a tenth. Thresholds and the ratio
-# were set on the search's seed, so that whole runs send some 0.3 % of the bytes of whole updates.
-GAMMA: dict[str, Any] = {"split": "classes:2", "rounds": 60, "lr": 0.03, "decay": 0.15}
-# DAGC's: ten local steps of each client in every round; what the smallest one has, the largest has 100 times.
-# The two thresholds, and ACCORDION's ratios, were set on the search's seed for the bytes of Top-k at 0.1 %.
-SKEW: dict[str, Any] = {"split": "dirichlet:0.5+skew:100", "rounds": 40, "lr": 0.05, "steps": 10}
-THRESHOLDS = {
-    "fixed": "fixed-threshold:threshold=0.055",
-    "published": "gamma-fedht:threshold=0.14",
-    "linear": "gamma-fedht:threshold=0.45,rule=linear",
-    "Top-k": "fedavg-topk:ratio=0.0017",
-    "all": "fedavg",
-}
-SHARES = {
-    "DAGC-R": "dagc-r:ratio=0.001",
-    "the same share": "fedavg-topk:ratio=0.001",
-    "ACCORDION": "accordion:low=0.0007,high=0.007",
-    "DAGC-A": "dagc-a:threshold=0.19",
-    "one threshold": "fixed-threshold:threshold=0.19",
-}
 
 
 Found = Mapping[str, Any]  # of a cell
@@ -110,9 +88,6 @@ GROUPS = {
     "free": Group(MAIN, SEEDS[:2], TEN | {"downlink": "free", "rounds": 400}),
     "phones": Group(("fedavg", "fedbuff:size=10", "fedluck", "qafel:size=10", *OURS), SEEDS[:1], PHONES),
     "speakers": Group(FEW, SEEDS[:1], SPEAKERS),
-    "gamma": Group(tuple(THRESHOLDS.values()), SEEDS[:3], GAMMA),
-    "skew100": Group(tuple(SHARES.values()), SEEDS[:2], SKEW),
-    "skew1000": Group(tuple(SHARES.values()), SEEDS[:2], SKEW | {"split": "dirichlet:0.5+skew:1000"}),
 }
 
 
@@ -302,26 +277,6 @@ def goals(found: Any) -> Rows:
         yield [f"`{rival}`", what, f"{goal:.2g}× less", f"{bound}{times:.1f}× less{short}: {met}"]
 
 
-def study(group: str, labels: Mapping[str, str], found: Any) -> str:
-    """A small study: traffic, density over rounds and accuracy, by label."""
-    rows = {r["method"]: r for r in _of(found, group)}
-    known = next(iter(rows.values()), None)
-    versions = [int(v) for v, _ in known["density"]] if known else []
-    shown = versions[:: max(1, len(versions) // 4)]
-
-    @tabled("rule", "recipe", "sent up", *(f"version {v}" for v in shown), "accuracy")
-    def drawn() -> Rows:
-        for label, method in labels.items():
-            if method in rows:
-                r = rows[method]
-                density = {int(v): share for v, share in r["density"]}
-                shares = [f"{density[v]:.2%}" if v in density else "–" for v in shown]
-                end = "diverged" if r["diverged"] else _percent(r["final"])
-                yield [label, f"`{method}`", f"{r['up_share'][0]:.2%}", *shares, end]
-
-    return drawn()
-
-
 def _of(found: Any, group: str) -> list[Row]:
     return [r for r in found["rows"] if r["group"] == group]
 
@@ -333,9 +288,6 @@ def _percent(values: list[float]) -> str:
 TABLES: dict[str, Draw] = {
     **{f"federated-{name}": partial(to_target, name) for name in ("ten", "free", "phones", "speakers")},
     "federated-goals": goals,
-    "federated-gamma": partial(study, "gamma", THRESHOLDS),
-    "federated-skew": partial(study, "skew100", SHARES),
-    "federated-skew-more": partial(study, "skew1000", SHARES),
 }
 
 

@@ -56,9 +56,6 @@ def by_seed(value: Callable[[int], float], seeds: Iterable[int] = SEEDS) -> list
 
 # Federated learning: runs of the first study are named by group, method and seed, those of the study of
 # claims by group, label and seed.
-FIXED, GAMMA, TOPK = (
-    "fixed-threshold:threshold=0.055", "gamma-fedht:threshold=0.14", "fedavg-topk:ratio=0.0017",
-)  # fmt: skip
 GAMMAS = ("gamma", "gamma-1")
 BASELINES = ("fedavg", "fedavg-topk", "fedasync", "fedbuff")
 RIVALS = ("fedavg", "topk", "fedasync", "fedbuff")
@@ -344,9 +341,6 @@ def _rounds(value: Callable[..., float], *given: Any) -> Measure:
 
 
 MEASURES: dict[str, Measure] = {
-    "fedht-accuracy": _seeds(points, "gamma", GAMMA, TOPK),
-    "fedht-density": _seeds(flatter, "gamma", GAMMA, FIXED),
-    "fedht-density-rises": _seeds(drift, "gamma", GAMMA),
     **{
         f"fedluck-{what}": _seeds(saved, "ten", what, "fedluck", BASELINES)
         for what in ("virtual_s", "up", "bytes")
@@ -388,8 +382,6 @@ MEASURES: dict[str, Measure] = {
         )
     },
     "dagc-power": _seeds(best_power),
-    "dagc-r-accuracy": _seeds(points, "skew100", "dagc-r:ratio=0.001", "fedavg-topk:ratio=0.001"),
-    "dagc-a-accuracy": _seeds(points, "skew100", "dagc-a:threshold=0.19", "fixed-threshold:threshold=0.19"),
     "deco-allreduce": _seeds(sooner, "20mbit", "deco", "allreduce"),
     "deco-cocktail": _seeds(sooner, "20mbit", "deco", "cocktail"),
     "deco-cocktail-narrow": _seeds(sooner, "0.25mbit", "deco", "cocktail"),
