@@ -21,6 +21,7 @@ from thinwire.types import InputError, require
 if TYPE_CHECKING:
     from torch import Tensor
 
+_RUN = 1 << 15  # values that are computed at once: they stay in a cache
 Place = tuple[int, Array | None]  # a piece, and positions in it; None: all of it
 
 
@@ -114,7 +115,12 @@ class View:
 
 def told(words: Array, bound: float, kind: str) -> Array:
     """Return the bits that followers use of a lossy tensor's ``words`` int32 [n]: words of ``kind`` [n]."""
-    return narrowed(words.astype(np.float32) * np.float32(bound), kind)
+    found, step = np.empty(words.size, WORDS[kind]), np.float32(bound)
+    for start in range(0, words.size, _RUN):
+        some = words[start : start + _RUN].astype(np.float32)
+        some *= step
+        found[start : start + _RUN] = narrowed(some, kind)
+    return found
 
 
 def narrowed(x: Array, kind: str) -> Array:
@@ -127,13 +133,16 @@ def narrowed(x: Array, kind: str) -> Array:
     """
     if kind == "bfloat16":
         bits = x.view(np.uint32)
-        return ((bits + (bits >> np.uint32(16) & np.uint32(1)) + np.uint32(0x7FFF)) >> np.uint32(16)).astype(
-            np.int16
-        )
+        carried = bits >> np.uint32(16)
+        carried &= np.uint32(1)
+        carried += np.uint32(0x7FFF)
+        carried += bits
+        carried >>= np.uint32(16)
+        return carried.astype(np.int16)
     with np.errstate(over="ignore"):
         dtype = _dtype(kind)
         if dtype is not None:
-            return x.astype(dtype).view(WORDS[kind])
+            return x.astype(dtype, copy=False).view(WORDS[kind])
     check_torch(f"{kind} within a bound, without the package ml_dtypes, needs")
     import torch
 

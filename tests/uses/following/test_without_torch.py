@@ -17,8 +17,10 @@ from safetensors.torch import load_file
 from torch import Tensor
 from waiting import LONG
 
-from thinwire.state.layout import Layout
-from thinwire.state.values import narrowed
+from thinwire.state.layout import WORDS, Layout, Slot, itemsize
+from thinwire.state.replica import Replica
+from thinwire.state.values import Bits, bits_of, narrowed
+from thinwire.types import InputError
 from thinwire.uses.following.pull.store_writer import ShelfWriter
 from thinwire.uses.following.push.follower import Follower
 from thinwire.uses.following.push.publisher import Publisher
@@ -204,3 +206,15 @@ def test_numpy_rounds_as_torch_does() -> None:
     for kind in ("bfloat16", "float16", "float32", "float64"):
         want = torch.from_numpy(x).to(getattr(torch, kind))
         assert narrowed(x, kind).tobytes() == bits(want).numpy().tobytes(), kind
+
+
+def test_bits_of_every_dtype_are_an_array_and_back() -> None:
+    g = np.random.default_rng(0)
+    for kind, word in WORDS.items():
+        raw = g.integers(0, 2 if kind == "bool" else 127, 15 * itemsize(kind), np.uint8).view(word)
+        x = Bits(kind, (3, 5), raw).array
+        assert x.shape[:2] == (3, 5) and x.tobytes() == raw.tobytes(), kind
+        again = bits_of(x, kind) if kind != "complex32" else Bits(kind, (3, 5), raw)  # two numbers an element
+        assert again[:2] == (kind, (3, 5)) and again.words.tobytes() == raw.tobytes(), kind
+    with pytest.raises(InputError, match="w is float32 .*, expected bfloat16"):
+        Replica(Layout((Slot("w", (2,), "bfloat16"),))).start({"w": np.ones(2, np.float32)})
