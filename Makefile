@@ -123,6 +123,7 @@ bench-federated-claims: setup  ## What federated papers claim, ten seeds (15 CPU
 
 bench-scenes: setup  ## Scenes packed in every way beside their formats now (half an hour; goes on where it stopped; needs THINWIRE_DATA)
 	$(BIN)/python -m bench.scenes.formats
+	$(BIN)/python -m bench.scenes.refined
 
 bench-supernet: setup  ## One network for all widths against one each (two and a half hours; goes on where it stopped; needs THINWIRE_DATA)
 	$(BIN)/python -m bench.models.supernet

@@ -25,7 +25,7 @@ MODULES = (
     "training.tables", "training.quality", "training.student", "training.unbiased", "training.finetuning",
     "swarms.churn", "swarms.scale",
     "following.tables", "pictures.tables", "federated.methods",
-    "federated.decided_tables", "scenes.tables",
+    "federated.decided_tables", "scenes.tables", "scenes.refined",
     "models.packed", "models.versions", "models.supernet", "gpu.tables", "study.record", "papers.page",
 )  # fmt: skip
 

@@ -57,11 +57,17 @@ def write(path: str | os.PathLike[str], splats: Splats) -> None:
 
 
 def pack(
-    splats: Splats, *, nbytes: int | None = None, quality: float | None = None, layers: int = LAYERS
+    splats: Splats,
+    *,
+    nbytes: int | None = None,
+    quality: float | None = None,
+    layers: int = LAYERS,
+    refine: bool = False,
 ) -> bytes:
     """Return a scene in at most ``nbytes`` bytes, or in few that have ``quality`` dB of PSNR.
 
     The coarse of ``layers`` come first: what the first bytes hold can be shown while the rest is on its way.
+    ``refine``: fewer splats, which fit the scene's own pictures again: minutes, for a third fewer bytes.
     Errors: ``InputError`` where not just one target is given, or none is that small or fine.
 
     >>> import numpy as np
@@ -72,12 +78,15 @@ def pack(
     """
     from thinwire.types import InputError, require
     from thinwire.uses.scenes.files.packed_scene import write_scene
-    from thinwire.uses.scenes.importance_coder import Analysis
-    from thinwire.uses.scenes.run.scene_packing import layers_to
+    from thinwire.uses.scenes.importance_coder import Analysis, Thinwire
+    from thinwire.uses.scenes.run.scene_packing import check_refined, layers_to, refined_layers
     from thinwire.uses.scenes.view.views import Views
 
     require((nbytes is None) != (quality is None), InputError, "give nbytes or quality, one of them")
+    check_refined(Thinwire(layers), "thinwire", refine)
     scene = Analysis.through(Views.of(splats), splats)
+    if refine:
+        return write_scene(refined_layers(scene, splats, nbytes, quality, layers))
     return write_scene(layers_to(scene, splats, nbytes, quality, layers))
 
 

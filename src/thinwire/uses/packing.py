@@ -13,7 +13,7 @@ from thinwire.runs.options import Options, flag, option
 from thinwire.types import InputError, require
 
 MODELS = "For models"
-SCENES_ONLY = ("recipe", "quality", "cameras", "strict", "credit")
+SCENES_ONLY = ("recipe", "quality", "cameras", "strict", "refine", "credit")
 _LARGEST = 1e30  # of a number in any unit
 _NUMBER = re.compile(r"(\d+(?:\.\d*)?|\.\d+)\s*([A-Za-z]*)")
 
@@ -34,6 +34,9 @@ class PackConfig(Options):
         metavar="PLACE",
     )
     strict: bool = option(False, "", "Refuse a scene with a NaN; else its splats are dropped.")
+    refine: bool = option(
+        False, "", "Fewer splats that fit the scene's own pictures again: minutes, for fewer bytes."
+    )
     bits: float | None = option(
         None,
         MODELS,

@@ -71,7 +71,7 @@ class Analysis:
         classes = classes_of(seen)
         sensitivity = sensitivities(splats, views, classes)
         weights: Floats = np.exp2(-2.0 * classes)
-        channels = {g: Channels.of(x, _axes(g, x, weights)) for g, x in _values(splats).items()}
+        channels = {g: Channels.of(x, _axes(g, x, weights)) for g, x in values_of(splats).items()}
         return cls(splats, views, seen, classes, sensitivity, channels)
 
     @property
@@ -118,7 +118,7 @@ def encode(scene: Analysis, slope: float, which: npt.NDArray[np.intp] | None = N
     return quantised(scene, slope, which).part()
 
 
-def _values(splats: Splats) -> dict[str, Floats]:
+def values_of(splats: Splats) -> dict[str, Floats]:
     """Return the channels [n, d] of each attribute but positions."""
     found = {
         "opacities": splats.opacities[:, None],

@@ -1,15 +1,18 @@
-"""MesonGS without its fine-tuning, from its description, arXiv 2409.09756; no code of it was used.
+"""MesonGS from its description, arXiv 2409.09756; no code of it was used.
 
 Importance from views times volume, pruning, voxels, Euler's angles, a Haar transform by regions of opacity,
-angles and colours, 8 bits in blocks, a book of vectors for harmonics, DEFLATE. Fine-tuning needs photographs.
-Views are synthetic here. With ``coder="own"`` the same numbers go through our octree and entropy coder; with
-``voxels="middle"`` splats come back at the middle of their voxels, not at the lower corner.
+angles and colours, 8 bits in blocks, a book of vectors for harmonics, DEFLATE. Its fine-tuning, straight
+through transform and rounding with places fixed, is by whoever calls, on synthetic views of the scene itself.
+With ``coder="own"`` the same numbers go through our octree and entropy coder; with ``voxels="middle"`` splats
+come back at the middle of their voxels, not at the lower corner.
 """
 
 from __future__ import annotations
 
 import zlib
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -30,6 +33,9 @@ LOGIT, FLOOR = 12.0, -23.0  # what infinite opacities and scales of zero become
 REFERENCE = 0.9  # the splat whose volume is the unit
 NAME, LEVELS = "mesongs", 255
 Floats = npt.NDArray[np.float64]
+Indices = npt.NDArray[np.integer[Any]]
+# From splats, and a function that returns them as they come back, to splats.
+Tuning = Callable[[Splats, Callable[[Splats], Splats]], Splats]
 
 
 @dataclass(frozen=True, repr=False)
@@ -44,6 +50,7 @@ class MesonGS(Spec):
     beta: float = 0.1
     coder: str = "deflate"
     voxels: str = "corner"
+    refine: int = 0  # steps of fine-tuning
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -53,6 +60,7 @@ class MesonGS(Spec):
             self.voxels in ("corner", "middle"), InputError, f"voxels={self.voxels!r} is not corner or middle"
         )
         good = self.blocks > 0 and 0 < self.book <= 65536 and self.steps >= 0
+        require(self.refine >= 0, InputError, f"refine={self.refine} steps are fewer than none")
         require(
             good, InputError, f"blocks={self.blocks}, book={self.book} or steps={self.steps} is out of range"
         )
@@ -65,34 +73,66 @@ class MesonGS(Spec):
         powered: Floats = (volume / max(unit, 1e-300)) ** self.beta
         return seen.weights * powered
 
-    def encode(self, splats: Splats, seen: Seen) -> Part:
-        """Return a scene as one part; ``seen`` is what views see of its splats."""
+    def encode(self, splats: Splats, seen: Seen, tuned: Tuning | None = None) -> Part:
+        """Return a scene as one part; ``seen`` is what views see of its splats.
+
+        ``tuned`` returns splats nearer to the views, once they come back as it is told.
+        """
+        voxels = self._voxels(splats, seen)
+        vectors, at = voxels.rows.harmonics.reshape(voxels.rows.count, -1), None
+        book = np.zeros((0, vectors.shape[1]), np.float32)
+        if splats.bands:
+            book = vq.learn(vectors, voxels.weights, self.book, self.steps)
+            at = vq.nearest(vectors, book)
+        if tuned is not None:
+            rows = replace(voxels.rows, positions=voxels.grid.positions(cells_of(voxels.codes), self._within))
+            voxels = replace(voxels, rows=tuned(rows, partial(self._back, voxels, book, at)))
+            book = _tied(voxels.rows.harmonics, voxels.weights, book, at)
+        return self._part(voxels, book, at)
+
+    def _voxels(self, splats: Splats, seen: Seen) -> Voxels:
         importance = self.importance(splats, seen)
         kept = np.sort(np.argsort(importance, kind="stable")[int(self.prune * splats.count) :])
         grid = PositionGrid.fitted(splats.positions[kept], self.depth)
         places = morton(grid.cells(splats.positions[kept]))
         codes, rows, weights = _merged(splats.take(kept), importance[kept], places)
-        plan = HaarPlan.of(codes, self.depth)
-        seven = plan.forward(
-            np.concatenate([rows.opacities[:, None], orientations.to_euler(rows.rotations), rows.colours], 1)
+        return Voxels(grid, codes, rows, weights, HaarPlan.of(codes, self.depth))
+
+    def _back(self, voxels: Voxels, book: Array, at: Indices | None, rows: Splats) -> Splats:
+        """Return splats as they come back: in 8 bits, and with harmonics of the book that they would have."""
+        seven = voxels.plan.forward(_seven(rows))
+        rest = np.delete(seven, voxels.plan.root, axis=0)
+        ranges, own = block_codes(rest, self.blocks)
+        found = np.insert(
+            block_values(own, ranges.astype(np.float64)), voxels.plan.root, seven[voxels.plan.root], axis=0
         )
+        ranges, own = block_codes(rows.log_scales.astype(np.float64), self.blocks)
+        scales = block_values(own, ranges.astype(np.float64))
+        tied = _tied(rows.harmonics, voxels.weights, book, at)
+        harmonics = rows.harmonics if at is None else tied[at].reshape(rows.harmonics.shape)
+        return _splats_of(voxels.plan.inverse(found), rows.positions, scales, harmonics)
+
+    def _part(self, voxels: Voxels, book: Array, at: Indices | None) -> Part:
+        grid, rows, plan = voxels.grid, voxels.rows, voxels.plan
+        seven = plan.forward(_seven(rows))
         root, rest = seven[plan.root], np.delete(seven, plan.root, axis=0)
-        streams = {"positions": self._pack_positions(codes)}
+        streams = {"positions": self._pack_positions(voxels.codes)}
         ranges, own = block_codes(rest, self.blocks)
         ranges2, scales = block_codes(rows.log_scales.astype(np.float64), self.blocks)
         streams |= {"attributes": self._pack(own), "log_scales": self._pack(scales)}
         streams["ranges"] = self._pack(_planes(np.concatenate([ranges.ravel(), ranges2.ravel()])))
         about = {"grid": [list(grid.origin), list(grid.step)], "root": root.tolist(), "spec": repr(self)}
-        if splats.bands:
-            vectors = rows.harmonics.reshape(rows.count, -1)
-            book = vq.learn(vectors, weights, self.book, self.steps)
-            at = vq.nearest(vectors, book)
+        if at is not None:
             streams |= {
                 "codebook": self._pack(_planes(book.ravel())),
                 "indices": self._pack(_planes(at.astype("<i4"))),
             }
             about["book"] = len(book)
-        return Part(NAME, rows.count, splats.bands, about, streams)
+        return Part(NAME, rows.count, rows.bands, about, streams)
+
+    @property
+    def _within(self) -> float:
+        return 0.0 if self.voxels == "corner" else 0.5
 
     def _pack(self, columns: npt.NDArray[np.uint8]) -> bytes:
         """Return bytes [n, channels], channel by channel."""
@@ -134,14 +174,8 @@ class MesonGS(Spec):
                 size, channels
             )
             harmonics = book[_joined(self._unpack(part, "indices", (4, n)), "<i4")]
-        return Splats.of(
-            grid.positions(cells_of(codes), 0.0 if self.voxels == "corner" else 0.5),
-            log_scales=scales,
-            rotations=orientations.from_euler(seven[:, 1:4]),
-            opacities=seven[:, 0],
-            colours=seven[:, 4:],
-            harmonics=harmonics.reshape(n, -1, 3) if channels else np.zeros((n, 0, 3)),
-        )
+        harmonics = harmonics.reshape(n, -1, 3) if channels else np.zeros((n, 0, 3), np.float32)
+        return _splats_of(seven, grid.positions(cells_of(codes), self._within), scales, harmonics)
 
     def _unpack(self, part: Part, name: str, shape: tuple[int, int]) -> npt.NDArray[np.uint8]:
         data = part.streams[name]
@@ -162,6 +196,37 @@ class MesonGS(Spec):
         rising = bool((codes[1:] > codes[:-1]).all()) and int(codes[-1]) < 1 << 3 * self.depth
         require(rising, PayloadError, "positions that do not rise")
         return codes
+
+
+@dataclass(frozen=True, eq=False)
+class Voxels:
+    """What is left of a scene before it is quantised: a splat a voxel, and their importance."""
+
+    grid: PositionGrid
+    codes: Codes
+    rows: Splats
+    weights: Floats
+    plan: HaarPlan
+
+
+def _seven(rows: Splats) -> Floats:
+    return np.concatenate([rows.opacities[:, None], orientations.to_euler(rows.rotations), rows.colours], 1)
+
+
+def _splats_of(seven: Floats, positions: Array, scales: Floats, harmonics: Array) -> Splats:
+    turned = orientations.from_euler(seven[:, 1:4])
+    own = {"opacities": seven[:, 0], "colours": seven[:, 4:], "harmonics": harmonics}
+    return Splats.of(positions, log_scales=scales, rotations=turned, **own)
+
+
+def _tied(harmonics: Array, weights: Floats, book: Array, at: Indices | None) -> Array:
+    """Return a book of the means of those harmonics that have each of its vectors; of none, what it was."""
+    if at is None:
+        return book
+    total = np.bincount(at, weights, len(book))[:, None]
+    flat = harmonics.reshape(len(harmonics), -1).astype(np.float64)
+    sums = np.stack([np.bincount(at, weights * column, len(book)) for column in flat.T], axis=1)
+    return np.where(total > 0, sums / np.maximum(total, 1e-300), book).astype(np.float32)
 
 
 def block_codes(x: Floats, blocks: int) -> tuple[Array, npt.NDArray[np.uint8]]:

@@ -32,6 +32,7 @@ STEPS = Parameter("batches that the book is learnt from", 0, 100_000)
 BETA = Parameter("the power of a splat's volume in its importance", 0, 1, whole=False)
 PACKING = Parameter("what codes the numbers", choices=("deflate", "own"))
 VOXELS = Parameter("where in its voxel a splat comes back", choices=("corner", "middle"))
+REFINE = Parameter("steps of fine-tuning on pictures of the scene itself", 0, 100_000)
 
 
 @SCENES.register("thinwire", "Steps of equal cost to the picture, by class of importance.", "docs/recipes.md")
@@ -45,9 +46,7 @@ def thinwire(
     return {SCENE: Thinwire(layers, transform == "cheapest")}
 
 
-@SCENES.register(
-    "mesongs", "Octree, Haar transform, 8 bits, vectors; no fine-tuning.", "MesonGS, arXiv 2409.09756"
-)
+@SCENES.register("mesongs", "Octree, Haar transform, 8 bits, vectors.", "MesonGS, arXiv 2409.09756")
 def mesongs(
     prune: Annotated[float, PRUNE] = 0.2,
     depth: Annotated[int, DEPTH] = 14,
@@ -57,10 +56,11 @@ def mesongs(
     beta: Annotated[float, BETA] = 0.1,
     coder: Annotated[str, PACKING] = "deflate",
     voxels: Annotated[str, VOXELS] = "corner",
+    refine: Annotated[int, REFINE] = 0,
 ) -> dict[str, Coder]:
-    """Code as the paper describes, without its fine-tuning on photographs.
+    """Code as the paper describes; ``refine`` fine-tunes, on pictures of the scene in place of photographs.
 
     Source: importance from views times volume, 66 blocks of 8 bits, books of 2,048 vectors and up that 1,000
     batches teach [second-hand]. Ours: synthetic views, fewer ``steps``, ``coder=own``, ``voxels=middle``.
     """
-    return {SCENE: MesonGS(prune, depth, blocks, book, steps, beta, coder, voxels)}
+    return {SCENE: MesonGS(prune, depth, blocks, book, steps, beta, coder, voxels, refine)}

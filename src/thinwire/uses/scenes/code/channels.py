@@ -113,10 +113,10 @@ class Channels:
         columns = np.empty((len(self.coordinates), len(order)), np.int32)
         for i, column in enumerate(self.coordinates):
             scaled = column[order] * inverse
-            columns[i] = _rounded(scaled)
+            columns[i] = rounded(scaled)
             if transform is not None:
                 other = np.asarray(transform(scaled), np.float32)
-                numbers = _rounded(other)
+                numbers = rounded(other)
                 if _bits(numbers, other, counts) < _bits(columns[i], scaled, counts):
                     columns[i] = numbers
                     transformed.append(i)
@@ -216,7 +216,7 @@ def _contexts(
     return [(at, np.bincount(classes[at], minlength=len(counts)).tolist()) for at in both]
 
 
-def _rounded(scaled: npt.NDArray[np.float32]) -> Ints:
+def rounded(scaled: npt.NDArray[np.float32]) -> Ints:
     """Return whole numbers near those in steps."""
     levels = np.minimum(np.abs(scaled) + np.float32(ROUNDING), MOST).astype(np.int32)
     return np.where(scaled < 0, -levels, levels)

@@ -26,11 +26,13 @@ def pack_scene(source: Path, place: PackedOut, config: PackConfig) -> None:
         from thinwire.uses.scenes.run.scene_packing import pack as packed
 
         cameras = None if config.cameras is None else Path(config.cameras)
-        job = Packing(source, config.recipe, config.most, config.decibels, config.strict, cameras)
+        job = Packing(
+            source, config.recipe, config.most, config.decibels, config.strict, cameras, config.refine
+        )
         data, record = packed(job, doing.tell)
         record.config = {"scene": str(source), "recipe": config.recipe, "target": config.most}
         record.config |= {"quality": config.decibels, "strict": config.strict, "link": str(shape or "none")}
-        record.config |= {"cameras": str(cameras or "")}
+        record.config |= {"cameras": str(cameras or ""), "refine": config.refine}
         if shape is not None and shape.rate:
             record = predicted(record, shape)
         place.write(data)

@@ -66,6 +66,7 @@ class SceneRecord(RunRecord):
         "quality",
         "strict",
         "cameras",
+        "refine",
         "link",
     }
 
@@ -80,6 +81,7 @@ class SceneRecord(RunRecord):
     splats: int = about("splats that were packed", 0)
     bands: int = about("bands of spherical harmonics besides the constant one", 0)
     cameras: str = about("file or folder of cameras that were given; empty where thinwire chose them", "")
+    refined: bool = about("whether splats were refined on pictures of the scene", False)
     views: list[ViewQuality] = about("one object a kind of cameras", make=list)
     unseen: int = about("splats that none of the chosen cameras sees: no figure is about them", 0)
     odd: dict[str, int] = about("splats that were `dropped`, and odd ones that were kept, by kind", make=dict)

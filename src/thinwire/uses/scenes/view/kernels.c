@@ -101,3 +101,81 @@ FAST int64_t tw_splat(const float *restrict splats, size_t count, int64_t width,
     }
     return touched;
 }
+
+/* One row of one splat, once more, now that the picture is known. Planes are n_pixels apart: what is still to come of
+   red, green and blue; what is let through; how far the picture is off in red, green and blue. Add to sums what
+   tw_back says. */
+static inline __attribute__((always_inline)) void look_back(const float *about, float dy, float left, int32_t n, float least,
+                                                            float *plane, int64_t size, Floats *sums)
+{
+    const float a = about[2], b2 = 2.0f * about[3] * dy, c = about[4] * dy * dy, opacity = about[6];
+    const Ints lane = {0, 1, 2, 3, 4, 5, 6, 7};
+    const Floats none = {0}, most = none + 0.99f;
+    for (int32_t j = 0; j < n; j += LANES) {
+        const Floats dx = __builtin_convertvector(lane + j, Floats) + left;
+        const Floats power = -0.5f * ((a * dx + b2) * dx + c), some = least_of(power, none);
+        const Floats own = opacity * exp_of(chosen(some > -80.0f, some, none - 80.0f));
+        float *at = plane + j;
+        const Floats t = loaded(at + 3 * size), w = least_of(own, most) * t;
+        const Ints active = (lane + j < n) & (t >= least);
+        const Floats weight = chosen(active, w, none), rest = t - weight, inverse = chosen(active, 1.0f / rest, none);
+        Floats product = none, square = none;
+        for (int k = 0; k < 3; k++) {
+            const Floats behind = loaded(at + k * size) - weight * about[7 + k];
+            const Floats off = chosen(active, loaded(at + (4 + k) * size), none);
+            const Floats apart = about[7 + k] - behind * inverse;
+            memcpy(at + k * size, &behind, sizeof behind);
+            product += apart * off;
+            square += apart * apart;
+            sums[k] += weight * off;
+        }
+        memcpy(at + 3 * size, &rest, sizeof rest);
+        product *= weight;
+        sums[3] += weight * weight * square;
+        sums[4] += product;
+        const Floats moving = chosen(own < most, product, none);
+        sums[5] += moving;
+        sums[6] += moving * dx;
+        sums[7] += moving * dx * dx;
+    }
+}
+
+/* For splats as tw_splat draws them, on planes of width x height: the whole picture in red, green and blue; ones; and r,
+   how far the picture is off in these three; room for LANES - 1 more behind the last. Behind a splat of colour c and
+   weight w is a colour B. Set 11 sums over pixels a splat: of w r in red, green and blue; of w^2 |c - B|^2; of p, which is
+   w r (c - B); and, where alpha is not cut, of p once more, and of p dx, p dy, p dx^2, p dx dy, p dy^2. */
+FAST int64_t tw_back(const float *restrict splats, size_t count, int64_t width, int64_t height, float least,
+                     float *restrict planes, double *restrict sums)
+{
+    int64_t touched = 0;
+    for (size_t i = 0; i < count; i++) {
+        const float *about = splats + i * FIELDS;
+        double *found = sums + i * 11;
+        const double x = about[0], y = about[1], a = about[2], b = about[3], c = about[4], limit = about[5];
+        const double inverse = 1.0 / a;
+        const double top = ceil(y - about[10]), bottom = floor(y + about[10]);
+        const int64_t first = top > 0 ? (int64_t)top : 0, last = bottom < (double)(height - 1) ? (int64_t)bottom : height - 1;
+        for (int64_t row = first; row <= last; row++) {
+            const double dy = (double)row - y, u = b * dy, rest = u * u - a * (c * dy * dy - limit);
+            if (!(rest >= 0)) continue;
+            const double half = sqrt(rest), low = ceil(x + (-u - half) * inverse);
+            const double high = floor(x + (-u + half) * inverse);
+            const int64_t from = low > 0 ? (int64_t)low : 0;
+            const int64_t to = high < (double)(width - 1) ? (int64_t)high : width - 1, at = row * width + from;
+            if (to < from) continue;
+            Floats own[8] = {{0}};
+            look_back(about, (float)dy, (float)((double)from - x), (int32_t)(to - from + 1), least, planes + at,
+                      width * height, own);
+            double total[8] = {0};
+            for (size_t s = 0; s < 8; s++)
+                for (size_t k = 0; k < LANES; k++) total[s] += own[s][k];
+            for (size_t s = 0; s < 7; s++) found[s] += total[s];
+            found[7] += total[5] * dy;
+            found[8] += total[7];
+            found[9] += total[6] * dy;
+            found[10] += total[5] * dy * dy;
+            touched += to - from + 1;
+        }
+    }
+    return touched;
+}

@@ -23,8 +23,8 @@ from thinwire.uses.scenes.view.project import Drawable, project
 LEAST_THROUGH = 1e-4  # a pixel that lets less through is done
 MOST_ALPHA = 0.99
 FIELDS, LANES = 11, 8  # of kernels.c
-_FUNCTIONS = compiled.functions(Path(__file__).parent, ["splat"])
-there, without = _FUNCTIONS.there, _FUNCTIONS.without
+FUNCTIONS = compiled.functions(Path(__file__).parent, ["splat", "back"])
+there, without = FUNCTIONS.there, FUNCTIONS.without
 
 
 class Seen(NamedTuple):
@@ -50,20 +50,25 @@ def seen_in(scene: Drawable, cameras: Sequence[Camera]) -> Seen:
 
 def _drawn(scene: Drawable, camera: Camera) -> tuple[Array, npt.NDArray[np.float64], npt.NDArray[np.intp]]:
     rows, which = project(scene, camera)
+    return *drawn(rows, camera), which
+
+
+def drawn(rows: Array, camera: Camera) -> tuple[Array, npt.NDArray[np.float64]]:
+    """Return a picture [height, width, 3] of what ``project`` found, and sums [n, 2] as of ``Seen``."""
     planes = np.zeros((4, camera.height, camera.width), np.float32)
     planes[3] = 1
     sums = (compiled_splat if there() else plain_splat)(rows, planes, LEAST_THROUGH)
-    return np.ascontiguousarray(planes[:3].transpose(1, 2, 0)), sums, which
+    return np.ascontiguousarray(planes[:3].transpose(1, 2, 0)), sums
 
 
 def plain_splat(rows: Array, planes: Array, least: float) -> npt.NDArray[np.float64]:
     """Do what ``compiled_splat`` does, without a compiler."""
     sums = np.zeros((len(rows), 2))
     for i, row in enumerate(rows):
-        box = _box(row, planes.shape[1:])
+        box = box_of(row, planes.shape[1:])
         if box is None:
             continue
-        inside, alpha = _alpha(row, box)
+        inside, alpha = alpha_of(row, box)
         through = planes[3][box]
         weight = np.where(inside & (through >= np.float32(least)), alpha * through, np.float32(0))
         for plane, colour in zip(planes, row[7:10], strict=False):
@@ -73,7 +78,7 @@ def plain_splat(rows: Array, planes: Array, least: float) -> npt.NDArray[np.floa
     return sums
 
 
-def _box(row: Array, size: tuple[int, ...]) -> tuple[slice, slice] | None:
+def box_of(row: Array, size: tuple[int, ...]) -> tuple[slice, slice] | None:
     """Return the pixels around a splat; None where none is in the picture."""
     x, y, _, _, c, limit, up = (float(v) for v in (*row[:6], row[10]))
     aside = up * (c / float(row[2])) ** 0.5
@@ -82,7 +87,7 @@ def _box(row: Array, size: tuple[int, ...]) -> tuple[slice, slice] | None:
     return (rows, columns) if limit > 0 and rows.start < rows.stop and columns.start < columns.stop else None
 
 
-def _alpha(row: Array, box: tuple[slice, slice]) -> tuple[npt.NDArray[np.bool_], Array]:
+def alpha_of(row: Array, box: tuple[slice, slice]) -> tuple[npt.NDArray[np.bool_], Array]:
     """Return which pixels of a box a splat reaches, as the compiled pass finds them, and its alpha."""
     x, y, a, b, c, limit = (float(v) for v in row[:6])
     down, across = np.arange(box[0].start, box[0].stop)[:, None], np.arange(box[1].start, box[1].stop)[None]
@@ -110,14 +115,15 @@ def compiled_splat(
     room[: planes.size] = planes.reshape(-1)
     sums = np.zeros((len(rows), 2))
     size = ctypes.c_int64(planes.shape[2]), ctypes.c_int64(planes.shape[1]), ctypes.c_float(least)
-    given = _at(rows, np.float32), ctypes.c_size_t(len(rows)), *size, _at(room, np.float32)
+    given = address(rows, np.float32), ctypes.c_size_t(len(rows)), *size, address(room, np.float32)
     room[planes.size :] = 0
-    _FUNCTIONS["splat"](*given, _at(sums, np.float64))
+    FUNCTIONS["splat"](*given, address(sums, np.float64))
     planes[...] = room[: planes.size].reshape(planes.shape)
     return sums
 
 
-def _at(array: npt.NDArray[Any], kind: type) -> ctypes.c_void_p:
+def address(array: npt.NDArray[Any], kind: type) -> ctypes.c_void_p:
+    """Return where an array lies. Errors: ``InputError`` where it is of another kind, or in pieces."""
     good = array.dtype == kind and array.flags.c_contiguous and array.flags.aligned
     require(good, InputError, f"{array.dtype}, expected {kind.__name__} in one piece of memory")
     return ctypes.c_void_p(array.__array_interface__["data"][0])
