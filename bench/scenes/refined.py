@@ -2,8 +2,8 @@
 
 A cell is a level of PLAYBOT, dequantised as in ``bench.scenes.formats``, and a way: MesonGS with a share of
 splats pruned, without and with its fine-tuning in as many bytes; or our recipe at a PSNR, without and with
-``--refine``, in one layer. Figures are of the reported cameras, which nothing was refined by. Nothing was
-chosen by these levels: rates and rounds were found on level 3.
+``--refine``, in one layer. Figures are of the reported cameras, which nothing was refined by; by them both
+sides of a quality search where they have it. Rates and rounds were found on level 3, not among these.
 
 ``python -m bench.scenes.refined [LEVEL] [WAY]``: the cells that have these words. It needs THINWIRE_DATA.
 """
@@ -26,7 +26,8 @@ from thinwire.uses.scenes.importance_coder import Analysis
 from thinwire.uses.scenes.layers import shown_after
 from thinwire.uses.scenes.mesongs import MesonGS
 from thinwire.uses.scenes.part import Layer
-from thinwire.uses.scenes.run.scene_packing import layers_at, refined_layers, tuned
+from thinwire.uses.scenes.refining.teacher import Teacher
+from thinwire.uses.scenes.run.scene_packing import layers_at, refined_at, tuned
 from thinwire.uses.scenes.view.render import Pictures
 from thinwire.uses.scenes.view.views import Views
 
@@ -81,7 +82,8 @@ class Study:
         began = time.process_time()
         scene = Analysis.through(self.views, self.splats)
         if refine:
-            return self.row(refined_layers(scene, self.splats, None, least, 1), began)
+            teacher = Teacher.of(self.splats, self.views)
+            return self.row(refined_at(scene, teacher, self.pictures, least, 1), began)
         return self.row(layers_at(scene, self.pictures, least, 1), began)
 
 

@@ -16,12 +16,12 @@ from thinwire.uses.scenes.importance import seen_through
 from thinwire.uses.scenes.importance_coder import Analysis, decode, encode
 from thinwire.uses.scenes.mesongs import MesonGS
 from thinwire.uses.scenes.part import Layer
-from thinwire.uses.scenes.refining import lesson as lessons
 from thinwire.uses.scenes.refining import refined_scene
-from thinwire.uses.scenes.refining.lesson import Lesson
+from thinwire.uses.scenes.refining import teacher as teachers
 from thinwire.uses.scenes.refining.refinement import refined, slopes
 from thinwire.uses.scenes.refining.removal import removal_errors, without
 from thinwire.uses.scenes.refining.rounding import Rounding
+from thinwire.uses.scenes.refining.teacher import Teacher
 from thinwire.uses.scenes.run.scene_packing import Packing, refined_layers, tuned
 from thinwire.uses.scenes.scene import Splats
 from thinwire.uses.scenes.view import render as rendering
@@ -33,14 +33,14 @@ from thinwire.uses.scenes.view.views import Views
 SMALL = 40  # pixels
 
 
-def lesson_of(scene: Splats, cameras: int = 3) -> Lesson:
-    return Lesson.of(scene, Views.of(scene, SMALL)).few(cameras)
+def teacher_of(scene: Splats, cameras: int = 3) -> Teacher:
+    return Teacher.of(scene, Views.of(scene, SMALL)).few(cameras)
 
 
-def error(scene: Splats, lesson: Lesson) -> float:
-    drawn = [render(Drawable.of(scene), camera) for camera in lesson.cameras]
+def error(scene: Splats, teacher: Teacher) -> float:
+    drawn = [render(Drawable.of(scene), camera) for camera in teacher.cameras]
     return float(
-        sum(((a.astype(np.float64) - b) ** 2).sum() for a, b in zip(drawn, lesson.wanted, strict=True))
+        sum(((a.astype(np.float64) - b) ** 2).sum() for a, b in zip(drawn, teacher.wanted, strict=True))
     )
 
 
@@ -69,32 +69,32 @@ def moved(scene: Splats, by: float = 0.3) -> Splats:
 
 def test_a_removal_costs_what_a_picture_without_the_splat_shows(way: None) -> None:
     source = ball(60, 1)
-    scene, lesson = moved(source), lesson_of(source)
-    found, before = removal_errors(scene, lesson), error(scene, lesson)
+    scene, teacher = moved(source), teacher_of(source)
+    found, before = removal_errors(scene, teacher), error(scene, teacher)
     for i in range(0, 60, 4):
         left = scene.take(np.delete(np.arange(60), i))
-        assert found[i] == pytest.approx(error(left, lesson) - before, rel=2e-3, abs=2e-3)
-    assert error(without(scene, lesson, 40), lesson) < error(scene.take(np.arange(40)), lesson)
+        assert found[i] == pytest.approx(error(left, teacher) - before, rel=2e-3, abs=2e-3)
+    assert error(without(scene, teacher, 40), teacher) < error(scene.take(np.arange(40)), teacher)
 
 
 def test_slopes_are_those_of_differences(compiled: None) -> None:
     source = ball(80, 1)
-    scene, lesson = moved(source), lesson_of(source, 1)
-    camera, wanted = lesson.cameras[0], lesson.wanted[0]
+    scene, teacher = moved(source), teacher_of(source, 1)
+    camera, wanted = teacher.cameras[0], teacher.wanted[0]
     found, draw = slopes(scene, camera, wanted), np.random.default_rng(0)
     for name, step in (("positions", 1e-3), ("log_scales", 5e-3), ("rotations", 5e-3), ("opacities", 1e-2),
                        ("colours", 1e-2), ("harmonics", 1e-2)):  # fmt: skip
         values = getattr(scene, name)
         way = draw.normal(size=values.shape).astype(np.float32)
-        ends = [error(replace(scene, **{name: values + s * step * way}), lesson) for s in (1, -1)]
+        ends = [error(replace(scene, **{name: values + s * step * way}), teacher) for s in (1, -1)]
         slope = float((found[name] * torch.from_numpy(way)).sum())
         assert slope == pytest.approx((ends[0] - ends[1]) / (2 * step), rel=0.08, abs=0.3), name
 
 
 def test_both_ways_look_back_the_same(compiled: None) -> None:
     source = ball(200, 2)
-    lesson = lesson_of(source, 2)
-    for camera, wanted in zip(lesson.cameras, lesson.wanted, strict=True):
+    teacher = teacher_of(source, 2)
+    for camera, wanted in zip(teacher.cameras, teacher.wanted, strict=True):
         seen = look(Drawable.of(moved(source)), camera, wanted)
         with rendering.without():
             other = look(Drawable.of(moved(source)), camera, wanted)
@@ -103,15 +103,15 @@ def test_both_ways_look_back_the_same(compiled: None) -> None:
 
 def test_a_thinned_scene_regains_its_pictures_and_none_gets_worse(compiled: None) -> None:
     source = ball(500, 1)
-    lesson, views = lesson_of(source, 12), Views.of(source, SMALL)
+    teacher, views = teacher_of(source, 12), Views.of(source, SMALL)
     reported = Pictures(source, views.reported)
-    fewer = without(source, lesson, 250)
-    again = refined(fewer, lesson, 36)
+    fewer = without(source, teacher, 250)
+    again = refined(fewer, teacher, 36)
     gained = reported.psnr(reported.of(again)) - reported.psnr(reported.of(fewer))
     assert gained > 2 and again.count == 250
-    few = lesson.few(6)  # those that check
+    few = teacher.few(6)  # those that check
     assert error(again, few) < error(fewer, few)
-    assert refined(fewer, lesson, 2, share=20) is fewer  # steps too wide to gain anything
+    assert refined(fewer, teacher, 2, share=20) is fewer  # steps too wide to gain anything
 
 
 def test_a_scene_that_learnt_a_rounding_comes_back_as_it_was_rounded() -> None:
@@ -127,7 +127,7 @@ def test_splats_learn_to_bear_a_rounding(compiled: None) -> None:
     source = ball(400, 1)
     scene, slope = Analysis.of(source, 96), 1e-4
     rounding, reported = Rounding.at(scene, slope), Pictures(source, scene.views.reported)
-    again = refined(scene.splats, Lesson.of(source, scene.views), 40, 0.5, rounding)
+    again = refined(scene.splats, Teacher.of(source, scene.views), 40, 0.5, rounding)
     before, after = (
         reported.psnr(reported.of(decode(encode(x, slope)))) for x in (scene, rounding.held(again))
     )
@@ -141,7 +141,7 @@ def test_refined_layers_keep_their_budget_and_their_prefixes(
     for name in ("BETWEEN", "SETTLING", "LEARNING", "AGAIN"):
         monkeypatch.setattr(refined_scene, name, (16, 0.6))
     monkeypatch.setattr(refined_scene, "TRIES", 1)
-    monkeypatch.setattr(lessons, "CAMERAS", 12)
+    monkeypatch.setattr(teachers, "CAMERAS", 12)
     source, most = ball(3000, 0), 17_000
     views = Views.of(source)
     scene, reported = Analysis.through(views, source), Pictures(source, views.reported)

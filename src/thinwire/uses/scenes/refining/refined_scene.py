@@ -8,10 +8,10 @@ from functools import partial
 
 from thinwire.uses.scenes import search
 from thinwire.uses.scenes.importance_coder import Analysis, quantised
-from thinwire.uses.scenes.refining.lesson import Lesson
 from thinwire.uses.scenes.refining.refinement import refined
 from thinwire.uses.scenes.refining.removal import without
 from thinwire.uses.scenes.refining.rounding import Rounding
+from thinwire.uses.scenes.refining.teacher import Teacher
 from thinwire.uses.scenes.scene import Splats
 from thinwire.uses.scenes.view.render import Pictures
 
@@ -22,9 +22,7 @@ ROUND = 0.67  # the share that stays in a round of removal
 BETWEEN, SETTLING, LEARNING, AGAIN = (40, 0.35), (80, 0.6), (100, 0.5), (50, 0.3)
 PER_SPLAT = 8.0  # bytes of a splat where as many are best as there is room for
 FEWEST = 100
-SPARE = (
-    -0.3
-)  # dB above what is asked for, that splats have at least after a round: they settle and are rounded
+SHORT = 0.7  # dB that splats may be short of what is asked for after a round: settling gains more
 LEARNS = 1.5  # dB that learning a rounding gives back, about
 HALVES = 1.1  # dB that half the slope gains, about
 TRIES = 3  # slopes that a rounding is learnt at
@@ -32,42 +30,48 @@ ABOUT = 0.3  # dB that a slope may be off before it is learnt
 CLOSE = 0.03  # of a slope, within which what was learnt still holds
 
 
-def thinned(splats: Splats, lesson: Lesson, few: Callable[[Splats], bool], told: Told) -> Splats:
-    """Return the splats of the last round of removal before there are too ``few``, as they settle."""
-    found = splats
-    while found.count * ROUND >= FEWEST:
-        fewer = _fewer(found, lesson, int(ROUND * found.count), told)
-        if few(fewer):
+def thinned(splats: Splats, teacher: Teacher, few: Callable[[Splats], bool], told: Told) -> Splats:
+    """Return the splats of the last round of removal before there are too ``few``, as they settle.
+
+    Where a round is too much, half rounds follow, as long as they are not.
+    """
+    found, share = splats, ROUND
+    while found.count * share >= FEWEST:
+        fewer = _fewer(found, teacher, int(share * found.count), told)
+        if not few(fewer):
+            found = fewer
+        elif share > ROUND:
             break
-        found = fewer
-    return refined(found, lesson, *SETTLING, told=told)
+        else:
+            share = ROUND**0.5
+    return refined(found, teacher, *SETTLING, told=told)
 
 
-def thinned_to(splats: Splats, lesson: Lesson, count: int, told: Told) -> Splats:
+def thinned_to(splats: Splats, teacher: Teacher, count: int, told: Told) -> Splats:
     """Return ``count`` splats, or all where there are no more, as they settle after rounds of removal."""
     rounds = math.ceil(math.log(min(count / splats.count, 1)) / math.log(ROUND))
     for left in range(rounds, 0, -1):
         now = int(splats.count * (count / splats.count) ** (1 / left)) if left > 1 else count
-        splats = _fewer(splats, lesson, now, told)
-    return refined(splats, lesson, *SETTLING, told=told)
+        splats = _fewer(splats, teacher, now, told)
+    return refined(splats, teacher, *SETTLING, told=told)
 
 
-def _fewer(splats: Splats, lesson: Lesson, count: int, told: Told) -> Splats:
+def _fewer(splats: Splats, teacher: Teacher, count: int, told: Told) -> Splats:
     told(f"removing splats, {splats.count:,} are left")
-    return refined(without(splats, lesson, count), lesson, *BETWEEN, told=told)
+    return refined(without(splats, teacher, count), teacher, *BETWEEN, told=told)
 
 
-def learnt(scene: Analysis, lesson: Lesson, slope: float, pace: tuple[int, float], told: Told) -> Analysis:
-    """Return a scene whose splats, coded at a slope, come back nearer to a lesson's pictures.
+def learnt(scene: Analysis, teacher: Teacher, slope: float, pace: tuple[int, float], told: Told) -> Analysis:
+    """Return a scene whose splats, coded at a slope, come back nearer to a teacher's pictures.
 
     ``pace``: how many steps, and their share of the rates.
     """
     rounding = Rounding.at(scene, slope)
-    return rounding.held(refined(scene.splats, lesson, *pace, rounded=rounding, told=told))
+    return rounding.held(refined(scene.splats, teacher, *pace, rounded=rounding, told=told))
 
 
 def to_budget(
-    scene: Analysis, lesson: Lesson, size: Callable[[Analysis, float], int], most: int, told: Told
+    scene: Analysis, teacher: Teacher, size: Callable[[Analysis, float], int], most: int, told: Told
 ) -> tuple[Analysis, float]:
     """Return a scene that has learnt the rounding of a slope, at which its ``size`` is ``most`` at most.
 
@@ -75,7 +79,7 @@ def to_budget(
     """
     slope = _within(partial(size, scene), most, search.FROM)
     for i in range(TRIES):
-        scene = learnt(scene, lesson, slope, AGAIN if i else LEARNING, told)
+        scene = learnt(scene, teacher, slope, AGAIN if i else LEARNING, told)
         before, own = slope, partial(size, scene)
         slope = _within(own, most, before)
         if abs(math.log(slope / before)) < CLOSE:
@@ -88,7 +92,7 @@ def _within(size: Callable[[float], int], most: int, start: float) -> float:
 
 
 def to_quality(
-    scene: Analysis, lesson: Lesson, pictures: Pictures, least: float, told: Told
+    scene: Analysis, teacher: Teacher, pictures: Pictures, least: float, told: Told
 ) -> tuple[Analysis, float]:
     """Return a scene that has learnt the rounding of a slope, at which its ``pictures`` have ``least`` dB.
 
@@ -106,7 +110,7 @@ def to_quality(
 
     slope, best = nearest(search.FROM, least - LEARNS), list[tuple[Analysis, float]]()
     for i in range(TRIES):
-        scene = learnt(scene, lesson, slope, AGAIN if i else LEARNING, told)
+        scene = learnt(scene, teacher, slope, AGAIN if i else LEARNING, told)
         above = quality(scene, slope) - least
         if above >= 0:
             best = [(scene, slope)]

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from thinwire.similarity import mse
-from thinwire.uses.scenes.refining.lesson import Lesson
+from thinwire.uses.scenes.refining.teacher import Teacher
 from thinwire.uses.scenes.scene import Array, Splats
 from thinwire.uses.scenes.view.cameras import Camera
 from thinwire.uses.scenes.view.harmonics import basis
@@ -39,44 +39,44 @@ def _as_they_are(splats: Splats) -> Splats:
 
 def refined(
     splats: Splats,
-    lesson: Lesson,
+    teacher: Teacher,
     steps: int,
     share: float = 1.0,
     rounded: Back = _as_they_are,
     told: Callable[[str], None] = lambda doing: None,
     rates: Mapping[str, float] = RATES,
 ) -> Splats:
-    """Return a scene of as many splats whose pictures are nearer to those that a lesson wants.
+    """Return a scene of as many splats whose pictures are nearer to those that a teacher wants.
 
     ``share`` of the rates is taken. What is ``rounded`` is what pictures are of: slopes go straight through.
-    A few of the lesson's cameras check it: if they see no gain, the scene comes back as it was.
+    A few of the teacher's cameras check it: if they see no gain, the scene comes back as it was.
     """
     held = {f.name: torch.from_numpy(getattr(splats, f.name).copy()) for f in fields(Splats)}
-    scales = {"positions": lesson.radius * share}
+    scales = {"positions": teacher.radius * share}
     first = {name: rate * scales.get(name, share) for name, rate in rates.items() if held[name].numel()}
     groups = [{"params": [held[name]], "lr": rate} for name, rate in first.items()]
     adam = torch.optim.Adam(groups, betas=BETAS, eps=TINY)
-    for step, at in enumerate(_order(len(lesson.cameras), steps)):
+    for step, at in enumerate(_order(len(teacher.cameras), steps)):
         if not step % EVERY:
             told(f"refining {splats.count:,} splats, step {step} of {steps}")
         for group, rate in zip(adam.param_groups, first.values(), strict=True):
             group["lr"] = rate * (0.5 + 0.5 * math.cos(math.pi * step / steps))
         now = rounded(_splats(held))
-        slope = slopes(now, lesson.cameras[at], lesson.wanted[at])
+        slope = slopes(now, teacher.cameras[at], teacher.wanted[at])
         same = (torch.from_numpy(now.rotations) * held["rotations"]).sum(1, keepdim=True) >= 0
         slope["rotations"] = torch.where(same, 1.0, -1.0) * slope["rotations"]  # q and -q are one rotation
         for name in first:
             held[name].grad = slope[name]
         adam.step()
     found = _splats(held)
-    check = lesson.few(CHECKS)
+    check = teacher.few(CHECKS)
     return found if _error(rounded(found), check) < _error(rounded(splats), check) else splats
 
 
-def _error(splats: Splats, lesson: Lesson) -> float:
-    """Return the mean square error of a lesson's pictures."""
+def _error(splats: Splats, teacher: Teacher) -> float:
+    """Return the mean square error of a teacher's pictures."""
     scene = Drawable.of(splats)
-    pairs = zip(lesson.cameras, lesson.wanted, strict=True)
+    pairs = zip(teacher.cameras, teacher.wanted, strict=True)
     return float(np.mean([mse(wanted, render(scene, camera)) for camera, wanted in pairs]))
 
 

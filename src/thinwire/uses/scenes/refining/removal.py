@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import numpy as np
 
-from thinwire.uses.scenes.refining.lesson import Lesson
+from thinwire.uses.scenes.refining.teacher import Teacher
 from thinwire.uses.scenes.scene import Splats
 from thinwire.uses.scenes.view.look_back import Floats, look
 from thinwire.uses.scenes.view.project import Drawable
@@ -16,19 +16,19 @@ from thinwire.uses.scenes.view.project import Drawable
 LOOKS = 24  # cameras that say what goes
 
 
-def removal_errors(splats: Splats, lesson: Lesson) -> Floats:
-    """Return what the sum of squared errors over a lesson's pictures grows by without each splat [n].
+def removal_errors(splats: Splats, teacher: Teacher) -> Floats:
+    """Return what the sum of squared errors over a teacher's pictures grows by without each splat [n].
 
     Less than nothing where pictures come nearer without it.
     """
     scene, found = Drawable.of(splats), np.zeros(splats.count)
-    for camera, wanted in zip(lesson.cameras, lesson.wanted, strict=True):
+    for camera, wanted in zip(teacher.cameras, teacher.wanted, strict=True):
         seen = look(scene, camera, wanted)
         found[seen.which] += seen.removed
     return found
 
 
-def without(splats: Splats, lesson: Lesson, count: int) -> Splats:
-    """Return the ``count`` splats that the pictures of a lesson need most."""
-    errors = removal_errors(splats, lesson.few(LOOKS))
+def without(splats: Splats, teacher: Teacher, count: int) -> Splats:
+    """Return the ``count`` splats that the pictures of a teacher need most."""
+    errors = removal_errors(splats, teacher.few(LOOKS))
     return splats.take(np.sort(np.argsort(errors, kind="stable")[splats.count - count :]))

@@ -25,8 +25,8 @@ from thinwire.uses.scenes.mesongs import MesonGS
 from thinwire.uses.scenes.part import Layer, Part
 from thinwire.uses.scenes.recipes import SCENE, SCENES, Coder
 from thinwire.uses.scenes.refining import refined_scene
-from thinwire.uses.scenes.refining.lesson import Lesson, others
 from thinwire.uses.scenes.refining.refinement import RATES, refined
+from thinwire.uses.scenes.refining.teacher import Teacher, others
 from thinwire.uses.scenes.run.record import LayerInfo, Rival, SceneRecord, ViewQuality
 from thinwire.uses.scenes.scene import Splats, cleaned
 from thinwire.uses.scenes.thinning import fewest, thinned_to_budget, thinned_to_quality
@@ -136,10 +136,10 @@ def tuned(coder: MesonGS, splats: Splats, views: Views, seen: Seen, told: Told =
     """Return a scene by MesonGS, with its fine-tuning where the coder has steps of it."""
     if not coder.refine:
         return coder.encode(splats, seen)
-    lesson = Lesson.of(splats, views)
+    teacher = Teacher.of(splats, views)
 
     def tuning(rows: Splats, back: Callable[[Splats], Splats]) -> Splats:
-        return refined(rows, lesson, coder.refine, rounded=back, told=told, rates=IN_PLACE)
+        return refined(rows, teacher, coder.refine, rounded=back, told=told, rates=IN_PLACE)
 
     return coder.encode(splats, seen, tuning)
 
@@ -172,48 +172,53 @@ def refined_layers(
     Errors: ``InputError``.
     """
     told("drawing what splats are refined by")
-    lesson = Lesson.of(splats, scene.views)
+    teacher = Teacher.of(splats, scene.views)
     if nbytes is not None:
-        return _refined_within(scene, lesson, nbytes, layers, told)
-    return _refined_at(scene, splats, lesson, float(quality or 0), layers, told)
+        return _refined_within(scene, teacher, nbytes, layers, told)
+    least, views = float(quality or 0), scene.views
+    fresh = others(views, 1)[len(views.chosen) :]  # none of which splats were refined by
+    pictures = Pictures(splats, fresh[:CHECKED] or views.searched)
+    found = refined_at(scene, teacher, pictures, least, layers, told)
+    reported = Pictures(splats, views.reported)
+    missing = least - reported.psnr(reported.of(shown_after(found)))
+    return found if missing <= 0 else refined_at(scene, teacher, pictures, least + missing, layers, told)
 
 
 def _refined_within(
-    scene: importance_coder.Analysis, lesson: Lesson, nbytes: int, layers: int, told: Told
+    scene: importance_coder.Analysis, teacher: Teacher, nbytes: int, layers: int, told: Told
 ) -> list[Layer]:
     count = max(int(nbytes / refined_scene.PER_SPLAT), refined_scene.FEWEST)
-    fewer = refined_scene.thinned_to(scene.splats, lesson, min(count, scene.splats.count), told)
+    fewer = refined_scene.thinned_to(scene.splats, teacher, min(count, scene.splats.count), told)
     own = importance_coder.Analysis.through(scene.views, fewer)
     shown = stand_ins(own, nbytes, layers)
 
     def size(scene: importance_coder.Analysis, slope: float) -> int:
         return _nbytes(encode_layers(scene, slope, shown, layers))
 
-    found, slope = refined_scene.to_budget(own, lesson, size, nbytes, told)
+    found, slope = refined_scene.to_budget(own, teacher, size, nbytes, told)
     return encode_layers(found, slope, shown, layers)
 
 
-def _refined_at(
-    scene: importance_coder.Analysis, splats: Splats, lesson: Lesson, least: float, layers: int, told: Told
+def refined_at(
+    scene: importance_coder.Analysis,
+    teacher: Teacher,
+    pictures: Pictures,
+    least: float,
+    layers: int,
+    told: Told = silent,
 ) -> list[Layer]:
-    """Return layers of ``least`` dB by cameras that splats were not refined by, where there are others."""
-    views = scene.views
-    fresh = others(views, 1)[len(views.chosen) :]
-    pictures, reported = Pictures(splats, fresh[:CHECKED] or views.searched), Pictures(splats, views.reported)
+    """Return layers of fewer splats, refined by a teacher, whose ``pictures`` have ``least`` dB.
+
+    Errors: ``InputError``.
+    """
 
     def few(fewer: Splats) -> bool:
-        return pictures.psnr(pictures.of(fewer)) < least + refined_scene.SPARE
+        return pictures.psnr(pictures.of(fewer)) < least - refined_scene.SHORT
 
-    fewer = refined_scene.thinned(scene.splats, lesson, few, told)
-    own, asked = importance_coder.Analysis.through(views, fewer), least
-    for _ in range(TRIES):
-        own, slope = refined_scene.to_quality(own, lesson, pictures, asked, told)
-        whole = importance_coder.quantised(own, slope)
-        missing = least - reported.psnr(reported.of(whole.splats()))
-        if missing <= 0:
-            break
-        asked += missing
-    shown = stand_ins(own, _nbytes([Layer(whole.part())]), layers)
+    fewer = refined_scene.thinned(scene.splats, teacher, few, told)
+    own = importance_coder.Analysis.through(scene.views, fewer)
+    own, slope = refined_scene.to_quality(own, teacher, pictures, least, told)
+    shown = stand_ins(own, importance_coder.encode(own, slope).nbytes, layers)
     return encode_layers(own, slope, shown, layers)
 
 

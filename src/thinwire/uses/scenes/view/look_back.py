@@ -33,7 +33,7 @@ SUMS = 11  # of a splat
 Floats = npt.NDArray[np.float64]
 
 
-class Look(NamedTuple):
+class LookedBack(NamedTuple):
     """What a camera sees: ``rows`` [m, 11] of splats and ``which`` [m] they are, and how far it is off."""
 
     rows: Array
@@ -61,12 +61,12 @@ class Look(NamedTuple):
         return np.concatenate([np.stack(columns, axis=1), 2 * self.colours], axis=1)
 
 
-def look(scene: Drawable, camera: Camera, wanted: Array) -> Look:
+def look(scene: Drawable, camera: Camera, wanted: Array) -> LookedBack:
     """Return what a camera sees of a scene whose picture is to be ``wanted`` [height, width, 3]."""
     rows, which = project(scene, camera)
     picture, _ = drawn(rows, camera)
     off = picture - wanted
-    return Look(rows, which, off, looked_back(rows, picture, off))
+    return LookedBack(rows, which, off, looked_back(rows, picture, off))
 
 
 def looked_back(rows: Array, picture: Array, off: Array) -> Floats:
@@ -77,7 +77,7 @@ def looked_back(rows: Array, picture: Array, off: Array) -> Floats:
 
 
 def compiled_back(rows: Array, planes: Array, least: float) -> Floats:
-    """Look back at splats [n, FIELDS] on planes [7, height, width]: picture, ones, and how far it is off."""
+    """LookedBack back at splats [n, FIELDS] on planes [7, height, width]: picture, ones, and how far it is off."""
     require(rows.ndim == 2 and rows.shape[1] == FIELDS, InputError, f"splats of shape {rows.shape}")
     require(planes.ndim == 3 and len(planes) == 7, InputError, f"planes of shape {planes.shape}")
     room = np.zeros(planes.size + LANES, np.float32)  # a row's last lanes reach behind it

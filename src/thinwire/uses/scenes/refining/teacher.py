@@ -20,7 +20,7 @@ GOLDEN = 0.5 + 5**0.5 / 2
 
 
 @dataclass(frozen=True, eq=False)
-class Lesson:
+class Teacher:
     """Cameras, and the pictures ``wanted`` by each; lengths are in shares of ``radius``."""
 
     radius: float
@@ -28,8 +28,8 @@ class Lesson:
     wanted: Sequence[Array]
 
     @classmethod
-    def of(cls, splats: Splats, views: Views, seed: int = 0) -> Lesson:
-        """Return the lesson of a scene: by the chosen cameras and others of their kind, never reported ones.
+    def of(cls, splats: Splats, views: Views, seed: int = 0) -> Teacher:
+        """Return the teacher of a scene: by the chosen cameras and others of their kind, never reported ones.
 
         Others are drawn by ``seed``: a few cameras alone are matched better than what lies between them.
         """
@@ -37,8 +37,8 @@ class Lesson:
         scene = Drawable.of(splats)
         return cls(views.frame.radius, cameras, [render(scene, camera) for camera in cameras])
 
-    def few(self, count: int) -> Lesson:
-        """Return the lesson by so many of its cameras, or all, evenly among them."""
+    def few(self, count: int) -> Teacher:
+        """Return the teacher by so many of its cameras, or all, evenly among them."""
         n = len(self.cameras)
         at = [int((i + 0.5) * n / count) for i in range(count)] if count < n else range(n)
         return replace(self, cameras=[self.cameras[i] for i in at], wanted=[self.wanted[i] for i in at])
