@@ -327,6 +327,21 @@ def smaller() -> list[float]:
     ]
 
 
+def tuned() -> list[float]:
+    """Return the dB that fine-tuning gives MesonGS back, by scene and share pruned."""
+    cells = _refined_cells("mesongs")
+    return [found["refined"]["psnr_db"] - found["plain"]["psnr_db"] for found in cells]
+
+
+def removed() -> list[float]:
+    """Return the per cent of splats that removal by the exact error takes away, by scene and dB."""
+    return [100 * (1 - found["refined"]["splats"] / found["splats"]) for found in _refined_cells("thinwire")]
+
+
+def _refined_cells(way: str) -> list[Found]:
+    return [found for found in _study("refined").all().values() if found["way"] == way]
+
+
 def _cells_of_scenes() -> Iterator[Found]:
     file = RESULTS / "scenes.json"
     yield from read_json(file)["cells"] if file.exists() else ()
@@ -409,4 +424,6 @@ MEASURES: dict[str, Measure] = {
     "oneshot-outpulled": _seeds(outpulled, "no-scheduler"),
     "oneshot-apart": _seeds(gained, at_widths, "both", "apart"),
     "mesongs-smaller": smaller,
+    "mesongs-refined": tuned,
+    "potr-removed": removed,
 }

@@ -214,9 +214,14 @@ def _seven(rows: Splats) -> Floats:
 
 
 def _splats_of(seven: Floats, positions: Array, scales: Floats, harmonics: Array) -> Splats:
-    turned = orientations.from_euler(seven[:, 1:4])
-    own = {"opacities": seven[:, 0], "colours": seven[:, 4:], "harmonics": harmonics}
-    return Splats.of(positions, log_scales=scales, rotations=turned, **own)
+    return Splats.of(
+        positions,
+        log_scales=scales,
+        rotations=orientations.from_euler(seven[:, 1:4]),
+        opacities=seven[:, 0],
+        colours=seven[:, 4:],
+        harmonics=harmonics,
+    )
 
 
 def _tied(harmonics: Array, weights: Floats, book: Array, at: Indices | None) -> Array:

@@ -39,7 +39,7 @@ class Rounding:
         for group, values in values_of(_upright(splats)).items():
             axes, steps = self.scene.channels[group].axes, self.steps[group]
             numbers = rounded(np.asarray(axes.forward(values), np.float32) / steps)
-            found[group] = axes.inverse(numbers * steps.astype(np.float64)).astype(np.float32)
+            found[group] = axes.inverse(np.asarray(numbers * steps, np.float64)).astype(np.float32)
         harmonics = found["harmonics"] if splats.bands else splats.harmonics
         return Splats.of(
             self.grid.positions(self.grid.cells(splats.positions)),

@@ -77,7 +77,7 @@ def looked_back(rows: Array, picture: Array, off: Array) -> Floats:
 
 
 def compiled_back(rows: Array, planes: Array, least: float) -> Floats:
-    """LookedBack back at splats [n, FIELDS] on planes [7, height, width]: picture, ones, and how far it is off."""
+    """Look back at splats [n, FIELDS] on planes [7, height, width]: picture, ones, and how far it is off."""
     require(rows.ndim == 2 and rows.shape[1] == FIELDS, InputError, f"splats of shape {rows.shape}")
     require(planes.ndim == 3 and len(planes) == 7, InputError, f"planes of shape {planes.shape}")
     room = np.zeros(planes.size + LANES, np.float32)  # a row's last lanes reach behind it
