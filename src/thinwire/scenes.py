@@ -67,7 +67,7 @@ def pack(
     """Return a scene in at most ``nbytes`` bytes, or in few that have ``quality`` dB of PSNR.
 
     The coarse of ``layers`` come first: what the first bytes hold can be shown while the rest is on its way.
-    ``refine``: fewer splats, which fit the scene's own pictures again: minutes, for a third fewer bytes.
+    ``refine``: fewer splats, which fit the scene's own pictures again: minutes, for fewer bytes.
     Errors: ``InputError`` where not just one target is given, or none is that small or fine.
 
     >>> import numpy as np

@@ -20,14 +20,15 @@ Told = Callable[[str], None]
 ROUND = 0.67  # the share that stays in a round of removal
 # Steps of refining, and their share of the rates.
 BETWEEN, SETTLING, LEARNING, AGAIN = (40, 0.35), (80, 0.6), (100, 0.5), (50, 0.3)
-PER_SPLAT = 8.0  # bytes of a splat where as many are best as there is room for
+SHARE = 0.65  # of the splats that are best in so many bytes without refining
 FEWEST = 100
 SHORT = 0.7  # dB that splats may be short of what is asked for after a round: settling gains more
 LEARNS = 1.5  # dB that learning a rounding gives back, about
 HALVES = 1.1  # dB that half the slope gains, about
 TRIES = 3  # slopes that a rounding is learnt at
 ABOUT = 0.3  # dB that a slope may be off before it is learnt
-CLOSE = 0.03  # of a slope, within which what was learnt still holds
+# Of a budget: what is aimed at, since learning takes more bytes, and what is near enough.
+LESS, LESS_AGAIN, UNDER = 0.98, 0.99, 0.96
 
 
 def thinned(splats: Splats, teacher: Teacher, few: Callable[[Splats], bool], told: Told) -> Splats:
@@ -77,13 +78,12 @@ def to_budget(
 
     Errors: ``InputError`` where even the coarsest steps take more.
     """
-    slope = _within(partial(size, scene), most, search.FROM)
+    slope = _within(partial(size, scene), int(LESS * most), search.FROM)
     for i in range(TRIES):
         scene = learnt(scene, teacher, slope, AGAIN if i else LEARNING, told)
-        before, own = slope, partial(size, scene)
-        slope = _within(own, most, before)
-        if abs(math.log(slope / before)) < CLOSE:
-            break
+        if UNDER * most <= size(scene, slope) <= most:
+            return scene, slope
+        slope = _within(partial(size, scene), int(LESS_AGAIN * most), slope)
     return scene, slope
 
 

@@ -167,7 +167,7 @@ def refined_layers(
     layers: int,
     told: Told = silent,
 ) -> list[Layer]:
-    """Return what ``layers_to`` does, of fewer splats that are refined: in minutes, for a third fewer bytes.
+    """Return what ``layers_to`` does, of fewer splats that are refined: in minutes, for fewer bytes.
 
     Errors: ``InputError``.
     """
@@ -187,8 +187,8 @@ def refined_layers(
 def _refined_within(
     scene: importance_coder.Analysis, teacher: Teacher, nbytes: int, layers: int, told: Told
 ) -> list[Layer]:
-    count = max(int(nbytes / refined_scene.PER_SPLAT), refined_scene.FEWEST)
-    fewer = refined_scene.thinned_to(scene.splats, teacher, min(count, scene.splats.count), told)
+    plain = thinned_to_budget(scene, nbytes)[0].splats.count
+    fewer = refined_scene.thinned_to(scene.splats, teacher, max(int(refined_scene.SHARE * plain), 1), told)
     own = importance_coder.Analysis.through(scene.views, fewer)
     shown = stand_ins(own, nbytes, layers)
 
