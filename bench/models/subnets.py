@@ -64,19 +64,41 @@ def _norm(gradients: Sequence[Tensor | None]) -> float:
     return float(torch.stack([g.square().sum() for g in gradients if g is not None]).sum().sqrt())
 
 
-def spreads(found: Iterable[tuple[str, Mapping[str, Any]]]) -> list[dict[str, Any]]:
+Cells = Iterable[tuple[str, Mapping[str, Any]]]  # of all seeds, each with the name of its training
+
+
+def spreads(found: Cells) -> list[dict[str, Any]]:
     """Return a row a variant: mean, deviation and worst of the sampled accuracies, over all seeds.
 
     >>> row, = spreads([("both", {"sampled": [0.5, 0.7, 0.9]}), ("both", {"sampled": [0.5, 0.6, 0.7]})])
     >>> row["many"], [round(row[name][0], 2) for name in ("mean", "deviation", "worst")]
     (3, [0.65, 0.15, 0.5])
     """
-    cells: dict[str, list[list[float]]] = {}
-    for variant, cell in found:
-        cells.setdefault(variant, []).append(cell["sampled"])
     ways: dict[str, Callable[[list[float]], float]] = {"mean": fmean, "deviation": stdev, "worst": min}
     return [
-        {"variant": variant, "seeds": len(every), "many": len(every[0])}
-        | {name: interval([way(own) for own in every]) for name, way in ways.items()}
-        for variant, every in cells.items()
+        {"variant": variant, "seeds": len(cells), "many": len(cells[0]["sampled"])}
+        | {name: interval([way(cell["sampled"]) for cell in cells]) for name, way in ways.items()}
+        for variant, cells in _by_variant(found).items()
     ]
+
+
+def movements(found: Cells) -> list[dict[str, Any]]:
+    """Return a row a variant of what ``moved`` told: the mean layer and both ends, over all seeds.
+
+    ``frozen``: the share of layers and steps without the lowest width.
+    """
+    rows = list[dict[str, Any]]()
+    for variant, cells in _by_variant(found).items():
+        layers = [fmean(own) for own in zip(*(cell["wavering"] for cell in cells), strict=True)]
+        means = {name: interval([cell[name] for cell in cells]) for name in ("distortion", "pull")}
+        shares = {n: interval([fmean(cell[n]) for cell in cells]) for n in ("wavering", "frozen")}
+        ends = {"least": min(layers), "most": max(layers)}
+        rows.append({"variant": variant, "seeds": len(cells), **means, **shares, **ends})
+    return rows
+
+
+def _by_variant(found: Cells) -> dict[str, list[Mapping[str, Any]]]:
+    cells: dict[str, list[Mapping[str, Any]]] = {}
+    for variant, cell in found:
+        cells.setdefault(variant, []).append(cell)
+    return cells

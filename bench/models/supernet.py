@@ -30,7 +30,7 @@ import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
-from bench.models.subnets import moved, sampled, spreads
+from bench.models.subnets import moved, movements, sampled, spreads
 from bench.study.cells import Kept, interval, run_study
 from bench.study.tables import DASH, Draw, Row, Rows, tabled
 from thinwire.choosing.allocate import ByteBudget, Site
@@ -360,7 +360,7 @@ def summary() -> dict[str, Any]:
     kept = [(cell, known) for cell, known in found if known]
     large = [(cell.variant, known) for cell, known in kept if cell.group == "large"]
     rows = rows_of((cell.group, cell.variant, known) for cell, known in kept)
-    return {"rows": rows, "spread": spreads(large)}
+    return {"rows": rows, "spread": spreads(large), "moved": movements(large)}
 
 
 LABELS = {
@@ -434,6 +434,21 @@ def spread(found: Any) -> Rows:
         yield [LABELS[variant], str(own["seeds"]), *some, *uniform, f"{seconds:,.0f}"]
 
 
+@tabled(
+    "training", "layers frozen", "weights that waver", "least layer", "most", "distortion",
+    "gradient of its loss over the rest's",
+)  # fmt: skip
+def moved_by(found: Any) -> Rows:
+    """What the scheduler and the mitigation act on, at the end of each training."""
+    of = {row["variant"]: row for row in found["moved"]}
+    for variant in (v for v in ONESHOT if v in of):
+        own = of[variant]
+        shares = [_percent(own[name]) for name in ("frozen", "wavering")]
+        ends = [f"{own[name]:.1%}" for name in ("least", "most")]
+        far = f"{own['distortion'][0]:.2f}"
+        yield [LABELS[variant], *shares, *ends, far, _percent(own["pull"])]
+
+
 @tabled("training", *(f"{bits:g} bits" for bits in BUDGETS))
 def large(found: Any) -> Rows:
     """Accuracy at each budget of bit operations, bits chosen by one slope."""
@@ -457,6 +472,7 @@ TABLES: dict[str, Draw] = {
     "supernet-nbytes": partial(budgets, "nbytes"),
     "supernet-spread": spread,
     "supernet-large": large,
+    "supernet-moved": moved_by,
 }
 
 

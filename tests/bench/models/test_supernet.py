@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from bench.models.subnets import moved, sampled, spreads
+from bench.models.subnets import moved, movements, sampled, spreads
 from bench.models.supernet import (
     ALONE,
     BUDGETS,
@@ -130,3 +130,13 @@ def test_the_spread_is_shown_beside_uniform_widths() -> None:
     assert both.startswith("| one-shot | 2 | 65.00% ± 63.53 | 14.14% ± 0.00 | 55.00% ± 63.53 | 80.0% ± 0.0 |")
     assert neither.startswith("| with neither | 1 | 60.00% | 28.28% | 40.00% | 80.0% |")
     assert TABLES["supernet-large"](found).count("80.0%") == 2 * len(BUDGETS)
+
+
+def test_what_moved_networks_is_shown_as_means_over_seeds_and_layers() -> None:
+    def cell(pull: float) -> dict[str, Any]:
+        return {"wavering": [0.2, 0.3], "frozen": [0.0, 0.5], "distortion": 0.5, "pull": pull}
+
+    found = {"moved": movements([("both", cell(0.01)), ("neither", cell(0.02)), ("neither", cell(0.02))])}
+    both, neither = TABLES["supernet-moved"](found).splitlines()[2:]
+    assert both == "| one-shot | 25.0% | 25.0% | 20.0% | 30.0% | 0.50 | 1.0% |"
+    assert neither.startswith("| with neither | 25.0% ± 0.0 |") and neither.endswith("| 2.0% ± 0.0 |")
