@@ -86,5 +86,5 @@ TABLES: dict[str, Draw] = {
     "claims-thresholds": thresholds,
     "claims-shares": shares,
     "claims-luck": partial(luck, "luck"),
-    "claims-counted": partial(luck, "luck-counted"),
+    "claims-counted": partial(luck, "luck-counted"),  # on the page once it has run
 }
