@@ -216,5 +216,5 @@ def test_bits_of_every_dtype_are_an_array_and_back() -> None:
         assert x.shape[:2] == (3, 5) and x.tobytes() == raw.tobytes(), kind
         again = bits_of(x, kind) if kind != "complex32" else Bits(kind, (3, 5), raw)  # two numbers an element
         assert again[:2] == (kind, (3, 5)) and again.words.tobytes() == raw.tobytes(), kind
-    with pytest.raises(InputError, match="w is float32 .*, expected bfloat16"):
+    with pytest.raises(InputError, match=r"w is float32 .*, expected bfloat16"):
         Replica(Layout((Slot("w", (2,), "bfloat16"),))).start({"w": np.ones(2, np.float32)})
