@@ -56,6 +56,7 @@ class Mirror:
         self._check_every = check_every
         self._into, self.max_nbytes, self._base = into, max_nbytes, base
         self._shown: WeakKeyDictionary[nn.Module, Shown] = WeakKeyDictionary()
+        self._filled: WeakKeyDictionary[nn.Module, int] = WeakKeyDictionary()  # the hash each has
         self.name = ""  # of the state, as its publisher calls it
         self.replica: Replica | None = None
         if saved is not None and saved.is_file():
@@ -88,14 +89,12 @@ class Mirror:
 
         Errors: as ``LoadedModel``.
         """
-        from thinwire.state import binding
-
-        before = self._shown.get(model) if replica.fills(model) else None
+        before = self._filled.get(model) if replica.fills(model) else None
         if before is None:
             replica.fill(model, load, kept)
         replica.swap()
-        self._shown[model] = Shown(replica.hash, binding.Members(replica.layout, model))
-        return before is None or before.hash != replica.hash
+        self._filled[model] = replica.hash
+        return before != replica.hash
 
     def show(self, replica: Replica, model: nn.Module) -> bool:
         """Let ``model``, and all shown before, use the replica's newest version.
