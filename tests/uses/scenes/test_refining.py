@@ -44,17 +44,6 @@ def error(scene: Splats, teacher: Teacher) -> float:
     )
 
 
-@pytest.fixture(params=["compiled", "numpy"])
-def way(request: pytest.FixtureRequest):
-    if request.param == "compiled":
-        if not rendering.there():
-            pytest.skip("no C compiler when thinwire was installed")
-        yield
-    else:
-        with rendering.without():
-            yield
-
-
 @pytest.fixture
 def compiled() -> None:
     if not rendering.there():

@@ -43,18 +43,6 @@ def reference(splats: Splats, camera) -> np.ndarray:
     return image
 
 
-@pytest.fixture(params=["compiled", "numpy"])
-def way(request: pytest.FixtureRequest):
-    if request.param == "compiled":
-        if not rendering.there():
-            pytest.skip("no C compiler when thinwire was installed")
-        yield
-    else:
-        with rendering.without():
-            assert not rendering.there()
-            yield
-
-
 def test_the_library_is_of_this_source() -> None:
     if shutil.which("cc") is None:
         pytest.skip("no C compiler")
