@@ -65,6 +65,19 @@ static inline __attribute__((always_inline)) void blend(const float *about, floa
     }
 }
 
+/* How many pixels of a row that is dy below its middle a splat reaches, of so many; from is the first of them. */
+static inline __attribute__((always_inline)) int64_t reached(const float *about, double dy, int64_t width, int64_t *from)
+{
+    const double x = about[0], a = about[2], b = about[3], c = about[4], limit = about[5], inverse = 1.0 / a;
+    const double u = b * dy, rest = u * u - a * (c * dy * dy - limit);
+    *from = 0;
+    if (!(rest >= 0)) return 0;
+    const double half = sqrt(rest), low = ceil(x + (-u - half) * inverse);
+    const double high = floor(x + (-u + half) * inverse);
+    *from = low > 0 ? (int64_t)low : 0;
+    return (high < (double)(width - 1) ? (int64_t)high : width - 1) - *from + 1;
+}
+
 /* Splats in this order, FIELDS numbers each: centre x and y; a, b, c of the form a dx^2 + 2 b dx dy + c dy^2; its limit;
    opacity; red, green, blue; how far the limit reaches up and down. Planes of width x height: red, green, blue, and
    what is let through; room for LANES - 1 more behind the last. Set sums: of weights and of their squares, one of each a
@@ -75,24 +88,20 @@ FAST int64_t tw_splat(const float *restrict splats, size_t count, int64_t width,
     int64_t touched = 0;
     for (size_t i = 0; i < count; i++) {
         const float *about = splats + i * FIELDS;
-        const double x = about[0], y = about[1], a = about[2], b = about[3], c = about[4], limit = about[5];
-        const double inverse = 1.0 / a;
+        const double x = about[0], y = about[1];
         Floats own[2] = {{0}};
         const double top = ceil(y - about[10]), bottom = floor(y + about[10]);
         const int64_t first = top > 0 ? (int64_t)top : 0, last = bottom < (double)(height - 1) ? (int64_t)bottom : height - 1;
         for (int64_t row = first; row <= last; row++) {
-            const double dy = (double)row - y, u = b * dy, rest = u * u - a * (c * dy * dy - limit);
-            if (!(rest >= 0)) continue;
-            const double half = sqrt(rest), low = ceil(x + (-u - half) * inverse);
-            const double high = floor(x + (-u + half) * inverse);
-            const int64_t from = low > 0 ? (int64_t)low : 0;
-            const int64_t to = high < (double)(width - 1) ? (int64_t)high : width - 1, at = row * width + from;
-            if (to < from) continue;
+            const double dy = (double)row - y;
+            int64_t from;
+            const int64_t n = reached(about, dy, width, &from), at = row * width + from;
+            if (n <= 0) continue;
             float *plane = planes + at;
             const int64_t size = width * height;
-            blend(about, (float)dy, (float)((double)from - x), (int32_t)(to - from + 1), least, plane, plane + size,
+            blend(about, (float)dy, (float)((double)from - x), (int32_t)n, least, plane, plane + size,
                   plane + 2 * size, plane + 3 * size, own);
-            touched += to - from + 1;
+            touched += n;
         }
         for (size_t k = 0; k < LANES; k++) {
             sums[2 * i] += own[0][k];
@@ -151,20 +160,16 @@ FAST int64_t tw_back(const float *restrict splats, size_t count, int64_t width, 
     for (size_t i = 0; i < count; i++) {
         const float *about = splats + i * FIELDS;
         double *found = sums + i * 11;
-        const double x = about[0], y = about[1], a = about[2], b = about[3], c = about[4], limit = about[5];
-        const double inverse = 1.0 / a;
+        const double x = about[0], y = about[1];
         const double top = ceil(y - about[10]), bottom = floor(y + about[10]);
         const int64_t first = top > 0 ? (int64_t)top : 0, last = bottom < (double)(height - 1) ? (int64_t)bottom : height - 1;
         for (int64_t row = first; row <= last; row++) {
-            const double dy = (double)row - y, u = b * dy, rest = u * u - a * (c * dy * dy - limit);
-            if (!(rest >= 0)) continue;
-            const double half = sqrt(rest), low = ceil(x + (-u - half) * inverse);
-            const double high = floor(x + (-u + half) * inverse);
-            const int64_t from = low > 0 ? (int64_t)low : 0;
-            const int64_t to = high < (double)(width - 1) ? (int64_t)high : width - 1, at = row * width + from;
-            if (to < from) continue;
+            const double dy = (double)row - y;
+            int64_t from;
+            const int64_t n = reached(about, dy, width, &from), at = row * width + from;
+            if (n <= 0) continue;
             Floats own[8] = {{0}};
-            look_back(about, (float)dy, (float)((double)from - x), (int32_t)(to - from + 1), least, planes + at,
+            look_back(about, (float)dy, (float)((double)from - x), (int32_t)n, least, planes + at,
                       width * height, own);
             double total[8] = {0};
             for (size_t s = 0; s < 8; s++)
@@ -174,7 +179,7 @@ FAST int64_t tw_back(const float *restrict splats, size_t count, int64_t width, 
             found[8] += total[7];
             found[9] += total[6] * dy;
             found[10] += total[5] * dy * dy;
-            touched += to - from + 1;
+            touched += n;
         }
     }
     return touched;
