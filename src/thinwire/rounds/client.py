@@ -122,6 +122,9 @@ class Client:
         """Hold ``version`` without training on it. Errors: ``PayloadError`` or ``DesyncError``."""
         self._copy.take(version)
 
+    def end(self, number: int) -> None:
+        """Hear that version ``number`` was the last one, before the server hears that this client is done."""
+
     def answer(self, version: VersionMessage, change: Tensor) -> Update:
         """Return the update for what the local steps of ``version`` changed, [1, N]."""
         self._check_new(version)

@@ -179,9 +179,11 @@ class RemoteClient:
             else:
                 word = word_of(event.data)
                 if word is Word.DONE:
+                    last = whole(values_of(event.data), "version")
+                    client.end(last)
                     held = client.held._asdict() if client.held is not None else {}
                     self._spoke.send(pack(Word.DONE, **held))
-                    return whole(values_of(event.data), "version")
+                    return last
                 self._hear(word, event.data, event.at)
 
     def _pausing(self, ready: Callable[[], bool]) -> Event | None:

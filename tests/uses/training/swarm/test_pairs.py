@@ -21,7 +21,7 @@ from thinwire.runs.models.model_source import ModelSource
 from thinwire.types import InputError, LinkError, ThinwireError
 from thinwire.uses.kinds import load_run
 from thinwire.uses.training.swarm.member import SwarmMember
-from thinwire.uses.training.swarm.pairs import pair_crossing
+from thinwire.uses.training.swarm.pairs import halves, pair_crossing
 from thinwire.uses.training.swarm.run import pair_program
 from thinwire.uses.training.swarm.run.keeper_program import Keeper
 from thinwire.uses.training.swarm.run.member_program import SwarmTerms, join
@@ -85,14 +85,31 @@ class Emil(SwarmMember):
         return super().train(version, start)
 
 
+def slow_goodbye(meet: Callable[[Any, int], None]) -> Callable[[Any, int], None]:
+    """Let a first half's last word take a second: the keeper, whose relay passes it on, is to wait for it."""
+
+    def met(partner: Any, client: int) -> None:
+        send = partner.mailbox.send
+
+        def sent(tag: bytes, body: bytes, *label: str) -> Any:
+            if tag == halves.ORDER and body[:1] == halves.OVER:
+                return threading.Timer(1.0, send, (tag, body)).start()
+            return send(tag, body, *label)
+
+        partner.mailbox.send = sent
+        meet(partner, client)
+
+    return met
+
+
 def test_a_pair_and_a_whole_member_train_one_model_and_a_half_that_froze_is_replaced(
     place: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    halves, make_half, over = dict[str, Any](), pair_program.make_half, threading.Event()
+    made_of, make_half, over = dict[str, Any](), pair_program.make_half, threading.Event()
     monkeypatch.setattr(pair_crossing, "WAIT", 2.0)
 
     def made(config: SwarmJoinConfig, *args: Any) -> Any:
-        half = halves[config.name] = make_half(config, *args)
+        half = made_of[config.name] = make_half(config, *args)
         if config.name == "bert":
             steps, versions = half.part_of_steps, list[int]()
 
@@ -104,6 +121,8 @@ def test_a_pair_and_a_whole_member_train_one_model_and_a_half_that_froze_is_repl
                 return steps(version, start)
 
             half.part_of_steps = freeze
+        elif config.name == "anna":
+            half.meet = slow_goodbye(half.meet)
         return half
 
     monkeypatch.setattr(pair_program, "make_half", made)
@@ -163,7 +182,7 @@ def test_a_pair_and_a_whole_member_train_one_model_and_a_half_that_froze_is_repl
     assert all(members[name].rounds > 1 and members[name].weight > 0 for name in ("anna+dora", "emil"))
     assert record.totals["samples"] == sum(m.samples for m in record.members)
     # the same bits at the second half as at the first one and at the whole member
-    there = [half for name, half in halves.items() if name != "bert"] + Emil.held_by
+    there = [half for name, half in made_of.items() if name != "bert"] + Emil.held_by
     held = {f"{h.held.number}:{h.held.check:08x}" for h in there if h.held is not None}
     assert len(there) == 3 and len(held) == 1 and set(record.equal.values()) == held
 
@@ -185,17 +204,17 @@ def test_the_gradients_of_two_halves_are_those_of_the_whole_model(
     parameters = Parameters(whole)
     terms = SwarmTerms(0, parameters.numel, 16, 4, 0, 0, False, False, 0.0, 0.0, "k", 1)
     exact = SwarmJoinConfig(device="cpu", dtype="float32")
-    halves = [pair_program.make_half(exact, terms, source, k) for k in range(2)]
-    assert all(half.signature.digest == parameters.signature.digest for half in halves)
+    both = [pair_program.make_half(exact, terms, source, k) for k in range(2)]
+    assert all(half.signature.digest == parameters.signature.digest for half in both)
     row, found = parameters.read(), torch.zeros(1, parameters.numel)
     blocks = torch.randint(300, (4, 17))
     blocks[0, 3:9] = ~blocks[0, 3:9]  # not to be learnt
     with Running() as relay, mesh(relay) as ranks, ThreadPoolExecutor(2) as pool:
-        for half, peers in zip(halves, ranks, strict=True):
+        for half, peers in zip(both, ranks, strict=True):
             half.crossing.connect(next(iter(peers.values())))
-        done = [pool.submit(h.crossing, h._model, blocks) for h in halves]
+        done = [pool.submit(h.crossing, h._model, blocks) for h in both]
         losses = [float(d.result(30).detach()) for d in done]
-    for half in halves:
+    for half in both:
         assert torch.equal(half.part.of(row), half._parameters.read())
         own = torch.cat([p.grad.reshape(1, -1) for p in half._model.parameters()], 1)
         at = 0

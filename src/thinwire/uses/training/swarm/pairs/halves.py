@@ -2,7 +2,7 @@
 
 What the first says: a byte for the word, then a version as it came, to train or to hold, or how many steps
 are timed, or the number of the last round. The second answers a version that it trains twice: that it can,
-and what it changed.
+and what it changed; and the last word once: that it heard it.
 """
 
 from __future__ import annotations
@@ -38,6 +38,7 @@ from thinwire.uses.training.swarm.pairs.pair_crossing import WAIT, PairCrossing
 GREETING, ORDER, READY, CHANGED = b"G", b"O", b"R", b"C"  # tags
 VERSION, HOLD, TRIAL, OVER = b"v", b"h", b"t", b"o"  # words of an order
 NUMBER = struct.Struct("<Q")
+PARTING = 30.0  # seconds for a partner to hear that it is over; a keeper waits for longer
 
 
 class PartnerLostError(ThinwireError):
@@ -149,8 +150,10 @@ class FirstHalf(HalfMember):
         return self.try_steps(version, start)
 
     def end(self, number: int) -> None:
-        """Tell the partner that it is over."""
-        self.partner.mailbox.send(ORDER, OVER + NUMBER.pack(number))
+        """Tell the partner that it is over, and wait until it heard: the relay ends with the keeper."""
+        with suppress(LinkError):  # a partner that is lost by now is missed by nobody
+            self.partner.mailbox.send(ORDER, OVER + NUMBER.pack(number))
+            self.partner.get(READY, PARTING, "its goodbye")
 
 
 class SecondHalf(HalfMember):
@@ -177,6 +180,7 @@ class SecondHalf(HalfMember):
                 order = self.partner.mailbox.get(ORDER, patience, "the next version")
                 word, rest = order[:1], order[1:]
                 if word == OVER:
+                    self.partner.mailbox.send(READY, b"\1")
                     return int(NUMBER.unpack(rest)[0])
                 if word == TRIAL:
                     steps = int(NUMBER.unpack(rest)[0])

@@ -97,9 +97,7 @@ class Halving:
         try:
             half.meet(partner, terms.client)
             if isinstance(half, FirstHalf):
-                last = remote.serve(half, ClientPace(step_seconds(half)))
-                half.end(last)
-                return last
+                return remote.serve(half, ClientPace(step_seconds(half)))
             remote.close()  # the first half speaks for both
             return half.obey(self._config.patience)
         finally:
