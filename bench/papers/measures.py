@@ -355,6 +355,9 @@ def _rounds(value: Callable[..., float], *given: Any) -> Measure:
     return partial(by_seed, partial(value, *given), (1, 2, 3))
 
 
+FALLING = "cnn-3", "slow"  # groups of gamma-FedHT that differ in how fast the step size falls
+FEDHT = "logistic-2", "logistic-3", "cnn-2", *FALLING
+
 MEASURES: dict[str, Measure] = {
     **{
         f"fedluck-{what}": _seeds(saved, "ten", what, "fedluck", BASELINES)
@@ -373,16 +376,10 @@ MEASURES: dict[str, Measure] = {
     "luck-updates": _seeds(over, "luck", "updates", "fedluck", "topk"),
     "luck-counted-fetches": _seeds(over, "luck-counted", "down", "fedluck", "topk"),
     "luck-pair": _seeds(over, "luck", "virtual_s", "pair", "fedluck"),
-    **{
-        f"fedht-{group}": _seeds(ahead, group)
-        for group in ("logistic-2", "logistic-3", "cnn-2", "cnn-3", "slow")
-    },
-    **{
-        f"fedht-{group}-early": _seeds(early, group)
-        for group in ("logistic-2", "logistic-3", "cnn-2", "cnn-3", "slow")
-    },
-    **{f"fedht-{group}-density": _seeds(flatter, group, "gamma", "fixed") for group in ("cnn-3", "slow")},
-    **{f"fedht-{group}-held-back": _seeds(held_back, group, "gamma") for group in ("cnn-3", "slow")},
+    **{f"fedht-{group}": _seeds(ahead, group) for group in FEDHT},
+    **{f"fedht-{group}-early": _seeds(early, group) for group in FEDHT},
+    **{f"fedht-{group}-density": _seeds(flatter, group, "gamma", "fixed") for group in FALLING},
+    **{f"fedht-{group}-held-back": _seeds(held_back, group, "gamma") for group in FALLING},
     **{
         f"dagc-{kind}-{skew}": _seeds(saved, f"skew-{skew}", "versions", f"dagc-{kind}", (other,))
         for kind, other in (("r", "topk"), ("a", "one"))

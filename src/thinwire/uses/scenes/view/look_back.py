@@ -6,25 +6,20 @@ come of it, over what is let through. The compiled pass and numpy agree to 1e-3.
 
 from __future__ import annotations
 
-import ctypes
 from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
 
-from thinwire.types import InputError, require
 from thinwire.uses.scenes.scene import Array
 from thinwire.uses.scenes.view.cameras import Camera
 from thinwire.uses.scenes.view.project import Drawable, project
 from thinwire.uses.scenes.view.render import (
-    FIELDS,
-    FUNCTIONS,
-    LANES,
     LEAST_THROUGH,
     MOST_ALPHA,
-    address,
     alpha_of,
     box_of,
+    compiled_pass,
     drawn,
     there,
 )
@@ -78,15 +73,7 @@ def looked_back(rows: Array, picture: Array, off: Array) -> Floats:
 
 def compiled_back(rows: Array, planes: Array, least: float) -> Floats:
     """Look back at splats [n, FIELDS] on planes [7, height, width]: picture, ones, and how far it is off."""
-    require(rows.ndim == 2 and rows.shape[1] == FIELDS, InputError, f"splats of shape {rows.shape}")
-    require(planes.ndim == 3 and len(planes) == 7, InputError, f"planes of shape {planes.shape}")
-    room = np.zeros(planes.size + LANES, np.float32)  # a row's last lanes reach behind it
-    room[: planes.size] = planes.reshape(-1)
-    sums = np.zeros((len(rows), SUMS))
-    size = ctypes.c_int64(planes.shape[2]), ctypes.c_int64(planes.shape[1]), ctypes.c_float(least)
-    given = address(rows, np.float32), ctypes.c_size_t(len(rows)), *size, address(room, np.float32)
-    FUNCTIONS["back"](*given, address(sums, np.float64))
-    return sums
+    return compiled_pass("back", rows, planes, 7, SUMS, least)[1]
 
 
 def plain_back(rows: Array, planes: Array, least: float) -> Floats:

@@ -109,17 +109,32 @@ def compiled_splat(
 
     Of each splat's weights, and of their squares. Planes are red, green, blue, and what is let through.
     """
-    require(rows.ndim == 2 and rows.shape[1] == FIELDS, InputError, f"splats of shape {rows.shape}")
-    require(planes.ndim == 3 and len(planes) == 4, InputError, f"planes of shape {planes.shape}")
-    room = np.empty(planes.size + LANES, np.float32)  # a row's last lanes reach behind it
-    room[: planes.size] = planes.reshape(-1)
-    sums = np.zeros((len(rows), 2))
-    size = ctypes.c_int64(planes.shape[2]), ctypes.c_int64(planes.shape[1]), ctypes.c_float(least)
-    given = address(rows, np.float32), ctypes.c_size_t(len(rows)), *size, address(room, np.float32)
-    room[planes.size :] = 0
-    FUNCTIONS["splat"](*given, address(sums, np.float64))
+    room, sums = compiled_pass("splat", rows, planes, 4, 2, least)
     planes[...] = room[: planes.size].reshape(planes.shape)
     return sums
+
+
+def compiled_pass(
+    name: str,
+    rows: npt.NDArray[np.float32],
+    planes: npt.NDArray[np.float32],
+    many: int,
+    wide: int,
+    least: float,
+) -> tuple[npt.NDArray[np.float32], npt.NDArray[np.float64]]:
+    """Pass over splats [n, FIELDS] by a function of ``kernels.c``, on a copy of planes [many, height, width].
+
+    Return the copy, flat, and sums [n, ``wide``]. Errors: ``InputError`` for other shapes.
+    """
+    require(rows.ndim == 2 and rows.shape[1] == FIELDS, InputError, f"splats of shape {rows.shape}")
+    require(planes.ndim == 3 and len(planes) == many, InputError, f"planes of shape {planes.shape}")
+    room = np.zeros(planes.size + LANES, np.float32)  # a row's last lanes reach behind it
+    room[: planes.size] = planes.reshape(-1)
+    sums = np.zeros((len(rows), wide))
+    size = ctypes.c_int64(planes.shape[2]), ctypes.c_int64(planes.shape[1]), ctypes.c_float(least)
+    given = address(rows, np.float32), ctypes.c_size_t(len(rows)), *size, address(room, np.float32)
+    FUNCTIONS[name](*given, address(sums, np.float64))
+    return room, sums
 
 
 def address(array: npt.NDArray[Any], kind: type) -> ctypes.c_void_p:
