@@ -96,8 +96,8 @@ class PublishTargets:
         self._publish(meta or {})
         self.check()
 
-    def replace(self, tensors: dict[str, Tensor], path: Path) -> None:
-        """Make ``tensors`` the newest version.
+    def replace(self, tensors: dict[str, Tensor], path: Path | str, meta: Meta | None = None) -> None:
+        """Make ``tensors`` the newest version, and note ``meta`` with it.
 
         Errors: ``InputError``, naming their ``path``, where they do not fit: then all is as before.
         """
@@ -105,7 +105,7 @@ class PublishTargets:
             self.push.check()  # what ended the feed is not the tensors' fault
         self._tensors.update(tensors)
         try:
-            self._publish()
+            self._publish(meta)
         except InputError as e:
             reason = str(e).partition("; ")[0]
             raise InputError(

@@ -22,6 +22,7 @@ from thinwire.runs.terminal.shell_command import ShellCommand
 from thinwire.types import InputError, LinkError, ThinwireError, require
 from thinwire.uses.following.commands.options import FollowConfig
 from thinwire.uses.following.follower_base import TIMEOUT, write_version
+from thinwire.uses.following.hosts.disk_deltas.delta_writer import DeltaWriter
 from thinwire.uses.following.mirror import Base
 from thinwire.uses.following.pull.store_fetching import look
 from thinwire.uses.following.pull.store_reader import ReaderStatus, ShelfReader
@@ -53,11 +54,19 @@ class Following:
         stack.callback(reader.close)
         live = stack.enter_context(Live(lambda: line(reader), config.quiet))
         command = None if config.exec is None else ShellCommand(config.exec, config.exec_timeout)
-        taking = Taking(reader, out, state, command, live, config.once)
+        taking = Taking(reader, out, state, command, live, config.once, self._deltas())
         if config.once:
             taking.take(_newest(reader, self.place, self.token, patience, most))
         else:
             _keep_up(reader, taking, config.every)
+
+    def _deltas(self) -> DeltaWriter | None:
+        """Return what keeps --deltas up to date."""
+        config = self.config
+        base = None if config.base is None else Path(config.base)
+        if config.deltas is None:
+            return None
+        return DeltaWriter(config.deltas, config.delta_format, config.anchor_every, base)
 
     def _reader(self, known: dict[str, Any]) -> Reader:
         # nobody else keeps the base, which is let go of once it was begun with
@@ -137,12 +146,13 @@ class Taking:
         command: ShellCommand | None,
         live: Live,
         once: bool = False,
+        deltas: DeltaWriter | None = None,
     ) -> None:
-        self._once = once
+        self._once, self._deltas = once, deltas
         self._reader, self._out, self._state, self._command, self._live = reader, out, state, command, live
         self._saved_at = -STATE_EVERY
         self._taken = 0  # hash of the newest one
-        self._writing = Trouble(live, f"{out} can be written again")
+        self._writing = Trouble(live, f"{out or 'what --deltas names'} can be written again")
         self._saving = Trouble(live, f"{state} can be written again")
 
     def take(self, number: int) -> None:
@@ -164,9 +174,12 @@ class Taking:
 
     def _take(self, number: int) -> None:
         replica = self._reader.replica
-        if self._out is not None:
+        writes = self._out is not None or self._deltas is not None
+        if writes:
             replica.catch_up(TIMEOUT)  # for nobody else: from then on there are two buffers
-        version = replica.held if self._out is None else replica.shown
+        version = replica.shown if writes else replica.held
+        if self._deltas is not None:  # a host waits for a version in which nothing has changed, too
+            self._deltas.write(replica.bits(), version)
         if version.hash == self._taken:
             return
         number = max(number, version.number)
@@ -198,6 +211,8 @@ class Taking:
 
     def _run(self, command: ShellCommand, number: int) -> None:
         known = {"THINWIRE_VERSION": str(number)}
+        if self._deltas is not None:
+            known |= {"THINWIRE_FILE": self._deltas.place, "THINWIRE_DELTA": str(self._deltas.number)}
         known |= {} if self._out is None else {"THINWIRE_FILE": str(self._out.absolute())}
         trouble = command.run(known)
         require(not (trouble and self._once), ThinwireError, f"--exec {trouble} at version {number}")

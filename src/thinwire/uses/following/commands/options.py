@@ -10,7 +10,7 @@ from thinwire.dtypes import FLOATS, SHORT, name_of
 from thinwire.files import PART_REST, REST
 from thinwire.links.address import Address
 from thinwire.runs import options as shared
-from thinwire.runs.options import Options, option
+from thinwire.runs.options import COUNTED, Options, option
 from thinwire.runs.terminal.addresses import PORT, check_file, check_state
 from thinwire.runs.terminal.shell_command import SECONDS
 from thinwire.types import InputError, require
@@ -18,6 +18,7 @@ from thinwire.uses.following.follower_base import PATIENCE, POLL
 
 DAY = 86_400.0  # seconds: the most of --rest and --wait
 PUSH, PULL = "For followers that connect", "For followers that fetch"
+DELTAS, FORMATS = "For hosts that read deltas", ("slime", "modelexpress", "trl")
 
 
 @dataclass(frozen=True)
@@ -63,12 +64,21 @@ class PublishConfig(Options):
     congestion: str = shared.congestion()
     once: bool = option(False, "", "Publish what is there, and end when a follower or the store has it.")
     layers: bool = option(False, "", "FILE is a packed scene: publish each of its layers as a version.")
+    deltas: str | None = option(
+        None,
+        "",
+        "Folder or store where a trainer writes deltas, as slime, miles, modelexpress or TRL has them; each "
+        "is published. FILE is the checkpoint that they begin with.",
+        metavar="URL",
+    )
     quiet: bool = shared.quiet(text="Show no live line.")
 
     def validate(self) -> None:
         """Raise ``InputError`` for what is no dtype, no bound or no place for a state."""
         saved = self.state is None or self.at is not None
         require(saved, InputError, "--state is for --port; a store is what its publisher needs")
+        apart = self.deltas is None or not self.layers
+        require(apart, InputError, "--deltas is for checkpoints, and --layers for scenes; leave one out")
         _ = parse_dtypes(self.dtype), parse_bounds(self.bound)
 
     @property
@@ -103,6 +113,21 @@ class FollowConfig(Options):
         metavar="COMMAND",
     )
     exec_timeout: float = shared.seconds(SECONDS, "Kill what --exec runs after so long, and go on.")
+    deltas: str | None = option(
+        None,
+        DELTAS,
+        "Write each version to this folder or store as a delta, for a host that reads its own format; --exec "
+        "gets THINWIRE_DELTA, its number there. A folder in --base is the host's version 0.",
+        metavar="URL",
+    )
+    delta_format: str = option(FORMATS[0], DELTAS, "How --deltas are laid out.", choices=FORMATS)
+    anchor_every: int = option(
+        20,
+        DELTAS,
+        "Write a whole checkpoint in place of each so many deltas; what is older than the last but one goes.",
+        least=2,
+        most=COUNTED,
+    )
     name: str | None = option(None, "", "What the state is called: refuse one that is called anything else.")
     token_file: str | None = shared.token_file()
     once: bool = option(False, "", "End when the newest version is here, with code 3 if --exec failed.")

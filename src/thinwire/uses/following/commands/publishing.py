@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fnmatch
 import time
+from collections.abc import Mapping
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -20,22 +21,25 @@ from thinwire.runs.terminal.addresses import reached_at
 from thinwire.runs.terminal.live import Live, Trouble, warned
 from thinwire.state.binding import WRAPPED
 from thinwire.state.layout import Dtypes
+from thinwire.state.patches.patch import Meta
 from thinwire.types import InputError, PayloadError, require
 from thinwire.uses.following.commands.options import PublishConfig, parse_bounds, parse_dtypes
+from thinwire.uses.following.hosts.disk_deltas.delta_watch import DeltaWatch
 from thinwire.uses.following.publish_targets import PublishTargets
 from thinwire.uses.layered import LAYERS, Layered, layered_form
 
 NAMER = "a wrapper such as DistributedDataParallel"
+Watched = Watch | DeltaWatch
 
 
 def publish_file(file: Path, config: PublishConfig, token: bytes | None, stack: ExitStack) -> None:
     """Publish until somebody ends it, or with ``once`` until a follower or the store has it."""
-    watch, at = Watch(file, config.rest), config.at
+    dtypes = {name: dtype_of(kind) for name, kind in parse_dtypes(config.dtype).items()}
+    watch, at = _watch(file, config, dtypes), config.at
     _await(watch, config.wait)
     _check_apart(file, at[2] if at is not None else None)
     scene = read_layered(file) if config.layers else None
     tensors = watch.first(config.wait) if scene is None else scene.state(0)
-    dtypes = {name: dtype_of(kind) for name, kind in parse_dtypes(config.dtype).items()}
     kind = _by_name(dtypes, tensors), parse_bounds(config.bound)
     targets = PublishTargets(tensors, *kind, config.name, token, config.strict)
     stack.callback(targets.close)
@@ -52,7 +56,21 @@ def publish_file(file: Path, config: PublishConfig, token: bytes | None, stack: 
         _publish_tensors(watch, targets, live, config.once)
 
 
-def _await(watch: Watch, wait: float) -> None:
+def _watch(file: Path, config: PublishConfig, dtypes: dict[str, torch.dtype]) -> Watched:
+    """Return what notices changes of a checkpoint, or of the folder that deltas against it are written to."""
+    if config.deltas is None:
+        return Watch(file, config.rest)
+
+    def cast(tensors: dict[str, Tensor]) -> dict[str, Tensor]:
+        kinds = _by_name(dict(dtypes), tensors)
+        by_name = kinds if isinstance(kinds, Mapping) else dict.fromkeys(tensors, kinds)
+        floats = {name for name, x in tensors.items() if x.is_floating_point() and by_name.get(name)}
+        return {n: x.to(dtype_of(by_name[n] or x.dtype)) if n in floats else x for n, x in tensors.items()}
+
+    return DeltaWatch(file, config.deltas, config.rest, cast)
+
+
+def _await(watch: Watched, wait: float) -> None:
     if wait and not watch.stamp():
         typer.echo(f"waiting for {watch.path}, for up to {wait:g} s", err=True)
     watch.await_files(wait)
@@ -65,10 +83,10 @@ def _check_apart(file: Path, state: Path | None) -> None:
         require(not inside, InputError, f"--state {state} is in what is published; give another place for it")
 
 
-def _publish_tensors(watch: Watch, targets: PublishTargets, live: Live, once: bool) -> None:
+def _publish_tensors(watch: Watched, targets: PublishTargets, live: Live, once: bool) -> None:
     """Publish what was read, and wait until it is there, or go on with each change of the file."""
     with warned(live.note):  # of casts that overflow
-        targets.publish()
+        targets.publish(None, _notes(watch))
     live.tick()
     if once:
         targets.finish()
@@ -76,7 +94,12 @@ def _publish_tensors(watch: Watch, targets: PublishTargets, live: Live, once: bo
         _follow_file(watch, targets, live)
 
 
-def _follow_file(watch: Watch, targets: PublishTargets, live: Live) -> None:
+def _notes(watch: Watched) -> Meta:
+    """Return what goes along with a version: the step that a trainer calls it."""
+    return watch.notes if isinstance(watch, DeltaWatch) else {}
+
+
+def _follow_file(watch: Watched, targets: PublishTargets, live: Live) -> None:
     """Publish each change of the file, until somebody ends it."""
     reading = Trouble(live, f"{watch.path} can be read again")
     saving = Trouble(live, "the state is saved again")
@@ -93,7 +116,7 @@ def _follow_file(watch: Watch, targets: PublishTargets, live: Live) -> None:
             continue
         try:
             with warned(live.note):
-                targets.replace(found, watch.path)
+                targets.replace(found, watch.path, _notes(watch))
         except InputError as e:
             live.note(f"note: {e}{stays}")
             continue
