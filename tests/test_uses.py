@@ -43,7 +43,7 @@ OTHERS = {
         "--master-port",
         "--max-restarts",
     ),  # torchrun
-    "--custom-weight-loader",  # SGLang
+    *("--custom-weight-loader", "--custom-pull-weights-pre-read-hook"),  # SGLang
     "--weight-transfer-config",  # vLLM
     *("--constraint", "--no-deps"),  # pip
     *("--device", "--rate", "--tokens"),  # examples/

@@ -22,7 +22,7 @@ Held = Mapping[str, Bits]
 Pieces = tuple[bytes | Array, ...]  # a file, part by part
 
 
-class Entry(NamedTuple):
+class DeltaEntry(NamedTuple):
     """A version that lies in a folder: its number, that of its base (None: it is whole), and its name there.
 
     ``stamp`` tells one writing of it from another; ``lacks`` says which file is still missing.
@@ -44,14 +44,14 @@ class DeltaFormat(Protocol):
         """Return what there is of each version by number, whole or not: folders or files."""
         ...
 
-    def entries(self, folder: Folder, above: int) -> list[Entry]:
+    def entries(self, folder: Folder, above: int) -> list[DeltaEntry]:
         """Return the versions that are there; of those up to ``above`` nothing is read.
 
         Errors: ``InputError`` for what is no such folder, ``OSError``.
         """
         ...
 
-    def read(self, folder: Folder, entry: Entry, held: Held, limit: int) -> dict[str, Bits]:
+    def read(self, folder: Folder, entry: DeltaEntry, held: Held, limit: int) -> dict[str, Bits]:
         """Return the tensors that a version changes, in memory of their own; ``held`` is its base.
 
         No file may have more than ``limit`` bytes. Errors: ``InputError`` naming the tensor that does not

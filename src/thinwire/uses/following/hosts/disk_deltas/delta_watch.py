@@ -13,7 +13,7 @@ from thinwire.files.watch import LOOK, RETRY, Watch
 from thinwire.state.values import Bits
 from thinwire.types import InputError, PayloadError, require
 from thinwire.uses.following.follower_base import POLL
-from thinwire.uses.following.hosts.disk_deltas.delta_entries import DELTA, DeltaFormat, Entry, Stamp
+from thinwire.uses.following.hosts.disk_deltas.delta_entries import DELTA, DeltaEntry, DeltaFormat, Stamp
 from thinwire.uses.following.hosts.disk_deltas.indexed_deltas import SLIME, VERSION
 from thinwire.uses.following.hosts.disk_deltas.sparse_deltas import ANCHORS, DELTAS, TRL
 
@@ -46,7 +46,7 @@ class DeltaWatch:
         self._held: dict[str, Bits] = {}
         self.number = 0  # of the version that is held
         self._taken: dict[int, Stamp] = {}  # of the versions that were there when it was taken
-        self._entries: list[Entry] = []
+        self._entries: list[DeltaEntry] = []
         self._seen: tuple[tuple[str, Stamp], ...] | None = None
         self._done: tuple[tuple[str, Stamp], ...] | None = None
         self._since, self._next = 0.0, 0.0
@@ -98,7 +98,7 @@ class DeltaWatch:
             self._seen, self._since = seen, time.monotonic()
         return bool(seen) and seen != self._done
 
-    def _listed(self) -> list[Entry]:
+    def _listed(self) -> list[DeltaEntry]:
         if self._form is None:
             self._form = self._detected()
         return [] if self._form is None else self._form.entries(self._folder, self.number)
@@ -162,7 +162,7 @@ class DeltaWatch:
         told = f"{name} in {self.path} was written anew, and version {self.number} is here already"
         require(not name, InputError, f"{told}: two runs share it, or one began again; give each a folder")
 
-    def _following(self) -> Entry | None:
+    def _following(self) -> DeltaEntry | None:
         """Return what comes next: the newest whole version, or a delta against the one held."""
         new = [entry for entry in self._entries if entry.number > self.number and not entry.lacks]
         whole = [entry for entry in new if entry.base is None]
@@ -170,7 +170,7 @@ class DeltaWatch:
             return max(whole, key=lambda entry: entry.number)
         return min((e for e in new if e.base == self.number), key=lambda e: e.number, default=None)
 
-    def _apply(self, entry: Entry) -> None:
+    def _apply(self, entry: DeltaEntry) -> None:
         form = self._form
         if form is None:
             return

@@ -29,7 +29,7 @@ from thinwire.state.layout import WORDS, itemsize
 from thinwire.state.values import Bits
 from thinwire.types import WRONG_VALUES, InputError, MissingExtra, PayloadError, require
 from thinwire.uses.following.hosts.disk_deltas.delta_entries import (
-    Entry,
+    DeltaEntry,
     Held,
     Pieces,
     check_whole,
@@ -69,7 +69,7 @@ class IndexedDeltas:
                 found.setdefault(int(match[2]), []).append(name)
         return found
 
-    def entries(self, folder: Folder, above: int) -> list[Entry]:
+    def entries(self, folder: Folder, above: int) -> list[DeltaEntry]:
         names = self.names(folder)
         every = [name for own in names.values() for name in own]
         begins = {m[1]: name for name in every if (m := VERSION.fullmatch(name))}
@@ -78,10 +78,10 @@ class IndexedDeltas:
         found = (
             _entry(folder, number, own[0], number > above) for number, own in names.items() if number >= above
         )
-        old = [Entry(number, None, own[0], ()) for number, own in names.items() if number < above]
+        old = [DeltaEntry(number, None, own[0], ()) for number, own in names.items() if number < above]
         return old + [entry for entry in found if entry is not None]
 
-    def read(self, folder: Folder, entry: Entry, held: Held, limit: int) -> dict[str, Bits]:
+    def read(self, folder: Folder, entry: DeltaEntry, held: Held, limit: int) -> dict[str, Bits]:
         where = f"{folder.where}/{entry.name}"
         index = _index(folder, entry.name)
         files = sorted(set(index.places.values())) if index is not None else [SINGLE]
@@ -130,27 +130,27 @@ SLIME = IndexedDeltas("slime", "weight_v", 6)
 MODELEXPRESS = IndexedDeltas("modelexpress", "v", 1, "v")
 
 
-def _entry(folder: Folder, number: int, name: str, new: bool) -> Entry | None:
+def _entry(folder: Folder, number: int, name: str, new: bool) -> DeltaEntry | None:
     """Return what a version's folder holds; None as long as it can be neither a delta nor a checkpoint."""
     where = f"{folder.where}/{name}"
     there = {file.rpartition("/")[2]: size for file, size in folder.sizes(name).items()}
     stamp = tuple(sorted(there.items()))
     if not new:
-        return Entry(number, None, name, stamp)
+        return DeltaEntry(number, None, name, stamp)
     refuse_pickles(there, where)
     if INDEX not in there:  # what is written last; a checkpoint in one file has none
-        return Entry(number, None, name, stamp) if SINGLE in there else None
+        return DeltaEntry(number, None, name, stamp) if SINGLE in there else None
     index = _index(folder, name)
     if index is None:
         return None
     lost = next((file for file in index.places.values() if file not in there), "")
     lacks = f"{where} lacks {lost}, which its index names; write it again" if lost else ""
     if not index.is_delta:
-        return Entry(number, None, name, stamp, lacks)
+        return DeltaEntry(number, None, name, stamp, lacks)
     own, base = (_number(index.about.get(key), key, where) for key in ("version", "base_version"))
     told = f"{where} calls itself version {own}; let one run alone write to this folder"
     require(own == number, InputError, told)
-    return Entry(number, base, name, stamp, lacks)
+    return DeltaEntry(number, base, name, stamp, lacks)
 
 
 def _number(text: object, key: str, where: str) -> int:

@@ -23,7 +23,7 @@ from thinwire.state.layout import WORDS, Array
 from thinwire.state.values import Bits
 from thinwire.types import InputError, PayloadError, require
 from thinwire.uses.following.hosts.disk_deltas.delta_entries import (
-    Entry,
+    DeltaEntry,
     Held,
     Pieces,
     check_same,
@@ -55,7 +55,7 @@ class SparseDeltas:
                     found.setdefault(int(match[1]), []).append(name)
         return found
 
-    def entries(self, folder: Folder, above: int) -> list[Entry]:
+    def entries(self, folder: Folder, above: int) -> list[DeltaEntry]:
         found = []
         for sub in (ANCHORS, DELTAS):
             sizes = folder.sizes(sub)
@@ -64,10 +64,10 @@ class SparseDeltas:
                 if match := STEP.fullmatch(name.rpartition("/")[2]):
                     number = int(match[1])
                     base = None if sub == ANCHORS else number - 1
-                    found.append(Entry(number, base, name, ((name, size),)))
+                    found.append(DeltaEntry(number, base, name, ((name, size),)))
         return found
 
-    def read(self, folder: Folder, entry: Entry, held: Held, limit: int) -> dict[str, Bits]:
+    def read(self, folder: Folder, entry: DeltaEntry, held: Held, limit: int) -> dict[str, Bits]:
         where = f"{folder.where}/{entry.name}"
         raw = folder.read(entry.name, limit)
         entries, notes, begin = read_header(raw, len(raw))
@@ -116,7 +116,7 @@ def _notes(number: int, sparse: bool, named: int, changed: int, numel: int) -> d
     return {"format": FORMAT, "version": "1", "sparse": str(sparse), "model_version": str(number), **counts}
 
 
-def _check_notes(notes: Mapping[str, str], entry: Entry, where: str) -> None:
+def _check_notes(notes: Mapping[str, str], entry: DeltaEntry, where: str) -> None:
     """Raise ``InputError`` for a file that is something else than its name says."""
     form = notes.get("format"), notes.get("version")
     told = f"{where} has the format {form[0]!r:.40} {form[1]!r:.9}, and this reads {FORMAT!r} '1'"
