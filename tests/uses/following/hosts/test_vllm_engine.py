@@ -12,7 +12,7 @@ from fused_model import FusedModel, checkpoint
 from torch import Tensor, nn
 from vllm_stand_in import Worker, Workers
 
-from tests.uses.following.hosts.read_signatures import FILE
+from tests.uses.following.hosts.read_signatures import HERE
 from thinwire.types import InputError, LinkError
 from thinwire.uses.following.hosts import vllm_engine, vllm_names
 from thinwire.uses.following.push.publisher import Publisher
@@ -47,7 +47,7 @@ def same(model: nn.Module, other: nn.Module) -> bool:
 
 
 def test_what_is_relied_on_is_in_the_wheel_and_in_the_stand_in() -> None:
-    wheel = json.loads(FILE.read_text("utf-8"))
+    wheel = json.loads((HERE / "vllm.json").read_text("utf-8"))
     assert wheel["version"].startswith(vllm_names.TESTED)
     assert list(vllm_names.lacking(wheel["signatures"])) == []
     for owner in (*vllm_stand_in.BASES, *vllm_stand_in.FACTORIES):

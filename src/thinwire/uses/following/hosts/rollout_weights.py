@@ -13,6 +13,7 @@ from thinwire.links.security import read_token
 from thinwire.state.loaded.loader_recording import Load
 from thinwire.types import InputError, LinkError, require
 from thinwire.uses.following.follower_base import TIMEOUT, Applied
+from thinwire.uses.following.mirror import Base
 from thinwire.uses.following.pull.store_reader import ShelfReader
 from thinwire.uses.following.push.follower import Follower
 
@@ -72,20 +73,25 @@ class VersionWanted:
 class RolloutWeights:
     """A host's model that follows a trainer's state.
 
-    ``update`` belongs to the thread that runs the model, between two of its steps. Errors: as ``Follower``.
+    ``update`` belongs to the thread that runs the model, between two of its steps. ``relay``: an address at
+    which to serve others, as ``Follower`` does; ``held``: tensors that are here, in place of a base's.
+    Errors: as ``Follower``.
     """
 
-    def __init__(self, trainer: TrainerAddress) -> None:
+    def __init__(
+        self, trainer: TrainerAddress, relay: tuple[str, int] | None = None, held: Base | None = None
+    ) -> None:
         place, token = trainer.place, trainer.shared_token()
         saved = bool(trainer.state) and Path(trainer.state).is_file()
-        base = read_checkpoint(Path(trainer.base)) if trainer.base and not saved else None
+        read = bool(trainer.base) and not saved and held is None
+        base = read_checkpoint(Path(trainer.base)) if read else held
         state = trainer.state or None
         self._kept, self._first = trainer.kept, trainer.timeout
         self.follower: Follower | ShelfReader
         if isinstance(place, str):
             self.follower = ShelfReader(place, token, base=base, state=state)
         else:
-            self.follower = Follower(*place, token, base=base, state=state)
+            self.follower = Follower(*place, token, None, relay, base=base, state=state)
 
     def update(self, model: nn.Module, load: Load, wanted: VersionWanted = VersionWanted()) -> Applied:
         """Bring ``model``, which ``load`` fills from a checkpoint, to what is wanted; return what that did.

@@ -5,13 +5,12 @@ Its interface: ``vllm.distributed.weight_transfer``, a base class and a factory 
 
 from __future__ import annotations
 
-import inspect
 from collections.abc import Iterator, Mapping, Sequence
 from importlib import import_module, metadata
 from types import ModuleType
-from typing import Any
 
 from thinwire.types import InputError, MissingExtra, require
+from thinwire.uses.following.hosts import host_signatures
 
 TESTED = ("0.33",)
 BASE, FACTORY = "vllm.distributed.weight_transfer.base", "vllm.distributed.weight_transfer.factory"
@@ -75,24 +74,14 @@ def check_host() -> None:
 
 def lacking(found: Mapping[str, Mapping[str, Sequence[str]]]) -> Iterator[str]:
     """Yield the methods that are not there, or take other parameters."""
-    for name, methods in CALLED.items():
-        for method, parameters in methods.items():
-            if tuple(found.get(name, {}).get(method, ("?",))) != parameters:
-                yield f"{name}.{method}"
+    return host_signatures.lacking(CALLED, found)
 
 
 def signatures() -> dict[str, dict[str, tuple[str, ...]]]:
     """Return the parameters of all methods in ``CALLED`` that the installed vLLM has."""
-    found = dict[str, dict[str, tuple[str, ...]]]()
-    for name, methods in CALLED.items():
-        owner = getattr(base(), name, None) or getattr(factory(), name, None)
-        there = {method: getattr(owner, method, None) for method in methods}
-        found[name] = {method: _parameters(f) for method, f in there.items() if callable(f)}
-    return found
-
-
-def _parameters(function: Any) -> tuple[str, ...]:
-    return tuple(name for name in inspect.signature(function).parameters if name not in ("self", "cls"))
+    return host_signatures.signatures(
+        CALLED, lambda name: getattr(base(), name, None) or getattr(factory(), name, None)
+    )
 
 
 def _module(name: str) -> ModuleType:
