@@ -30,6 +30,7 @@ USES = {
     "swarm": ("swarm", "swarm", "swarm"),
     "federated": ("federated", "federate", "federated"),
     "state": ("state", "publish", "state"),
+    "rollouts": ("rollouts", "report", ""),
     "scene": ("scenes", "pack", "scenes"),
     "model": ("models", "pack", "models"),
 }

@@ -1,7 +1,7 @@
 """GRPO whose rollouts are made elsewhere: start this, then ``worker.py`` as often as you like.
 
 ``train.py [HOST [STEPS]]`` listens at HOST, ports 7200 (weights) and 7201 (prompts); off this machine with
-the token in THINWIRE_TOKEN.
+the token in THINWIRE_TOKEN. ``thinwire report runs/grpo`` draws how old the weights of each batch were.
 """
 
 import sys
@@ -13,6 +13,7 @@ from trl import GRPOConfig, GRPOTrainer
 import thinwire
 from thinwire.uses.following.hosts.rollout_pool import RolloutPool
 from thinwire.uses.following.hosts.trl_rollouts import TrlRollouts
+from thinwire.uses.following.run.rollout_recorder import RolloutRecorder
 
 host, steps, *_ = *sys.argv[1:], *("127.0.0.1", "30")[len(sys.argv) - 1 :]
 token, model = thinwire.read_token(), new_model()
@@ -31,7 +32,7 @@ arguments = GRPOConfig(
 )
 with (
     thinwire.Publisher(model, host, 7200, token, dtype="bf16") as publisher,
-    RolloutPool(host, 7201, token, max_age=1) as pool,
+    RolloutPool(host, 7201, token, max_age=1, record=RolloutRecorder("runs/grpo", publisher)) as pool,
 ):
     trainer = GRPOTrainer(
         model,
@@ -42,6 +43,7 @@ with (
         rollout_func=TrlRollouts(pool, publisher),
     )
     trainer.train()
+    print(*pool.notes, sep="\n")
     for age in pool.ages:
         print(
             f"batch {age.batch}: {age.samples} samples by version {age.version}, {age.behind} behind, ",

@@ -8,7 +8,10 @@ USE = Use(
         Command(".commands.publish:publish", STATES),
         Command(".commands.follow:follow", STATES),
     ),
-    kinds={"state": RunKind(".run.record:StateRecord", ".run.cards")},
+    kinds={
+        "state": RunKind(".run.record:StateRecord", ".run.cards"),
+        "rollouts": RunKind(".run.rollout_record:RolloutsRecord", ".run.rollout_cards"),
+    },
     demos={"state": ".commands.demo:state"},
     registries=(".recipes:STATE",),
 )

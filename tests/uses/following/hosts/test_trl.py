@@ -14,6 +14,8 @@ from thinwire.uses.following.hosts.rollout_worker import RolloutWorker, transfor
 from thinwire.uses.following.hosts.trl_rollouts import TESTED, TrlRollouts
 from thinwire.uses.following.push.follower import Follower
 from thinwire.uses.following.push.publisher import Publisher
+from thinwire.uses.following.run.rollout_recorder import RolloutRecorder
+from thinwire.uses.kinds import load_runs
 
 trl = pytest.importorskip("trl", reason="trl is not installed: pip install 'thinwire[rl]'")
 pytestmark = pytest.mark.filterwarnings("ignore")  # TRL's and transformers' own
@@ -52,7 +54,7 @@ def test_trl_trains_on_rollouts_of_a_worker_behind_a_slow_line(toy: object, tmp_
     copy.transformer.wte.weight.data.zero_()  # what it generates with is what comes
     with (
         Publisher(model, dtype="bf16") as publisher,
-        RolloutPool(max_age=0, timeout=SOON) as pool,
+        RolloutPool(max_age=0, timeout=SOON, record=RolloutRecorder(tmp_path, publisher)) as pool,
         SlowProxy(publisher.port, 2.5e6) as line,
         Follower("127.0.0.1", line.port) as follower,
     ):
@@ -73,6 +75,9 @@ def test_trl_trains_on_rollouts_of_a_worker_behind_a_slow_line(toy: object, tmp_
         assert all(
             torch.equal(x.bfloat16(), y) for x, y in zip(model.parameters(), copy.parameters(), strict=True)
         )
+    (run,) = load_runs([tmp_path])
+    assert [(batch.step, batch.version) for batch in run.metrics] == [(0, 1), (1, 2), (2, 3)]
+    assert run.record.status == "done" and run.record.totals["samples"] == 12
 
 
 def test_completions_and_their_probabilities_are_those_of_the_model_alone(toy: object) -> None:

@@ -56,7 +56,15 @@ class Failed(Head, kind=4):
     why: Rest
 
 
-WORDS: Mapping[int, type[Head]] = {word.KIND: word for word in (Join, Prompts, Completions, Failed)}
+class Waiting(Head, kind=5):
+    """The weights here, of this version, are too old for a part: the worker waits for newer ones."""
+
+    part: U64
+    version: U64
+
+
+SAID = (Join, Prompts, Completions, Failed, Waiting)
+WORDS: Mapping[int, type[Head]] = {word.KIND: word for word in SAID}
 
 
 def unpack(data: bytes) -> Head:

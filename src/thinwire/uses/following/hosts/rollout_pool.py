@@ -12,6 +12,13 @@ from thinwire.links.hub.hub import Hub
 from thinwire.links.hub.station import EventKind
 from thinwire.types import InputError, LinkError, PayloadError, ThinwireError, require
 from thinwire.uses.following.hosts import rollout_messages as messages
+from thinwire.uses.following.hosts.rollout_batch import (
+    OpenBatch,
+    PromptPart,
+    RolloutAge,
+    RolloutBatch,
+    RolloutListener,
+)
 from thinwire.uses.following.hosts.rollout_messages import (
     ANY_AGE,
     Completions,
@@ -20,35 +27,12 @@ from thinwire.uses.following.hosts.rollout_messages import (
     Prompts,
     Sample,
     Tokens,
+    Waiting,
 )
 
 TIMEOUT = 600.0  # seconds for a batch
+LOOK = 1.0  # seconds between two looks at the time
 MOST_NBYTES = 1 << 28  # of a message
-
-
-@dataclass(frozen=True)
-class RolloutAge:
-    """How old the weights were that made a part of a batch.
-
-    ``version``: the one that a worker used; ``behind``: how many the trainer had published since; ``age``:
-    seconds since it was published, by the publisher's clock; ``waited``: seconds that the worker waited for
-    it, because an older one was beyond ``max_age``; ``samples``: how many it made.
-    """
-
-    batch: int
-    worker: str
-    version: int
-    behind: int
-    age: float
-    waited: float
-    samples: int
-
-
-@dataclass
-class _Part:
-    at: int  # the first prompt's place
-    prompts: Sequence[Tokens]
-    peer: bytes = b""
 
 
 @dataclass
@@ -56,9 +40,10 @@ class RolloutPool:
     """Rollout workers that dial in, used as one function that generates.
 
     ``host``, ``port``: where to listen; off loopback a ``token`` is needed. ``max_age``: by how many versions
-    a worker may be behind; one that is further behind waits for its weights, and says how long. None: any
-    age. ``timeout``: seconds for a batch. A worker that goes leaves its prompts to the others. ``ages`` has
-    an entry for each part of each batch. ``generate`` belongs to one thread.
+    a worker may be behind; one that is further behind waits for its weights, and says so. None: any age.
+    ``timeout``: seconds for a batch. A worker that goes leaves its prompts to the others. ``record`` hears
+    what happens, such as a ``RolloutRecorder``. ``ages`` has an entry for each part of each batch, ``notes``
+    a sentence for each worker that had to wait, or that was lost. ``generate`` belongs to one thread.
     """
 
     host: str = "127.0.0.1"
@@ -66,7 +51,9 @@ class RolloutPool:
     token: bytes | None = field(default=None, repr=False)
     max_age: int | None = None
     timeout: float = TIMEOUT
+    record: RolloutListener | None = field(default=None, repr=False)
     ages: list[RolloutAge] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def __post_init__(self) -> None:
         good = self.max_age is None or 0 <= self.max_age < ANY_AGE
@@ -74,67 +61,106 @@ class RolloutPool:
         require(self.timeout > 0, InputError, f"timeout={self.timeout} is not above 0 seconds; give more")
         self._hub = Hub.bind(self.host, self.port, token=self.token, max_message=MOST_NBYTES)
         self.port = self._hub.port
-        self._ready: list[bytes] = []  # workers, whose turn comes first
-        self._batch = self._parts = 0
+        self._workers: dict[bytes, str] = {}  # those that are ready, by name
+        self._waited: set[bytes] = set()  # those of which a note says so
+        self._batches = self._parts = 0
+        self._closed = False
+        if self.record is not None:
+            try:
+                self.record.begin({n: getattr(self, n) for n in ("host", "port", "max_age", "timeout")})
+            except BaseException:
+                self._hub.close()
+                raise
 
     def generate(
-        self, prompts: Sequence[Tokens], version: int, settings: Mapping[str, Any] | None = None
+        self,
+        prompts: Sequence[Tokens],
+        version: int,
+        settings: Mapping[str, Any] | None = None,
+        step: int | None = None,
     ) -> list[Sample]:
         """Return a sample for each prompt (tokens), in order; ``version`` is the newest that is published.
 
-        ``settings`` are the generating function's. Errors: ``LinkError`` where nobody is there, or not all
-        comes within ``timeout``; ``ThinwireError`` naming the worker that cannot generate.
+        ``settings`` are the generating function's; ``step`` is the trainer's, for the record. Errors:
+        ``LinkError`` where nobody is there, or not all comes within ``timeout``; ``ThinwireError`` naming the
+        worker that cannot generate.
         """
-        self._batch += 1
-        self._end, self._left = monotonic() + self.timeout, dict[int, _Part]()
-        self._waiting = [_Part(0, list(prompts))]
-        self._made: list[Sample | None] = [None] * len(prompts)
-        oldest = ANY_AGE if self.max_age is None else self.max_age
-        while any(made is None for made in self._made):
-            self._hand_out(version, oldest, dict(settings or {}))
-            self._hear(version)
-        return [made for made in self._made if made is not None]
+        if not prompts:
+            return []
+        self._batches += 1
+        batch = OpenBatch(self._batches, version, list(prompts), dict(settings or {}), step)
+        before = self._nbytes()
+        while self._hear(batch, 0.0):  # who came or went since the last batch
+            pass
+        while not batch.whole:
+            self._hand_out(batch)
+            self._hear(batch, max(0.0, min(LOOK, batch.began + self.timeout - monotonic())))
+            self._check_time(batch)
+        self._tell(batch, before)
+        return batch.samples
 
     def rows(self) -> list[dict[str, Any]]:
         """Return ``ages`` as plain values."""
         return [asdict(age) for age in self.ages]
 
     def close(self) -> None:
-        """Let the workers go. Safe to call twice."""
+        """Let the workers go, and end the record. Safe to call twice."""
+        self._end(None)
+
+    def _end(self, error: BaseException | None) -> None:
+        closed, self._closed = self._closed, True
         self._hub.close()
+        if self.record is not None and not closed:
+            self.record.end(error)
 
-    def _hand_out(self, version: int, oldest: int, settings: Mapping[str, Any]) -> None:
+    def _nbytes(self) -> tuple[int, int]:
+        sent, received = self._hub.traffic()
+        return sent.nbytes, received.nbytes
+
+    def _tell(self, batch: OpenBatch, before: tuple[int, int]) -> None:
+        sent, received = (now - then for now, then in zip(self._nbytes(), before, strict=True))
+        seconds, parts = monotonic() - batch.began, tuple(batch.ages)
+        if self.record is not None:
+            done = (batch.number, batch.step, batch.version, batch.began, seconds, parts, sent, received)
+            self.record.made(RolloutBatch(*done))
+
+    def _note(self, text: str) -> None:
+        self.notes.append(text)
+        if self.record is not None:
+            self.record.note(text)
+
+    def _hand_out(self, batch: OpenBatch) -> None:
         """Give what waits to those that are there, in equal parts."""
-        while self._waiting and self._ready:
-            part, many = self._waiting.pop(), len(self._ready)
-            each = -(-len(part.prompts) // many)
-            for i, peer in enumerate(self._ready):
-                own = part.prompts[i * each : (i + 1) * each]
-                if own:
-                    self._send(_Part(part.at + i * each, own, peer), version, oldest, settings)
+        while batch.waiting and self._workers:
+            there = list(self._workers)
+            for peer, part in zip(there, batch.split(len(there)), strict=False):
+                self._send(batch, peer, part)
 
-    def _send(self, part: _Part, version: int, oldest: int, settings: Mapping[str, Any]) -> None:
+    def _send(self, batch: OpenBatch, peer: bytes, part: PromptPart) -> None:
         self._parts += 1
-        body = messages.pack_prompts(part.prompts, settings)
-        if self._hub.send(part.peer, Prompts(self._parts, version, oldest, body).pack()):
-            self._left[self._parts] = part
-        else:
-            self._lose(part.peer)
-            self._waiting.append(part)
+        oldest = ANY_AGE if self.max_age is None else self.max_age
+        body = messages.pack_prompts(part.prompts, batch.settings)
+        part.peer, part.given = peer, monotonic()
+        batch.given[self._parts] = part
+        if not self._hub.send(peer, Prompts(self._parts, batch.version, oldest, body).pack()):
+            self._lose(batch, peer, "it takes no more")
 
-    def _hear(self, version: int) -> None:
-        event = self._hub.recv(max(0.0, min(1.0, self._end - monotonic())))
+    def _hear(self, batch: OpenBatch, timeout: float) -> bool:
+        """Take in one thing that workers do within ``timeout`` seconds; return whether there was one."""
+        event = self._hub.recv(timeout)
         if event is None:
-            self._check_end()
-        elif event.kind is EventKind.LOST:
-            self._lose(event.peer)
+            return False
+        if event.kind is EventKind.LOST:
+            self._lose(batch, event.peer, event.data.decode(errors="replace"))
         elif event.kind is EventKind.DATA:
-            self._take(event.peer, event.data, version)
+            self._take(batch, event.peer, event.data)
+        return True
 
-    def _check_end(self) -> None:
-        if monotonic() < self._end:
+    def _check_time(self, batch: OpenBatch) -> None:
+        if batch.whole or monotonic() < batch.began + self.timeout:
             return
-        there = ", ".join(self._hub.describe(part.peer) for part in self._left.values())
+        waits = {False: "", True: f", which waits for version {batch.version - (self.max_age or 0)}"}
+        there = ", ".join(f"{self._name(p.peer)}{waits[p.waits]}" for p in batch.given.values())
         who = (
             f"rollout workers ({there}) did not answer"
             if there
@@ -142,48 +168,59 @@ class RolloutPool:
         )
         raise LinkError(f"{who} within {self.timeout:g} s; see whether they run and reach this machine")
 
-    def _lose(self, peer: bytes) -> None:
-        self._ready = [other for other in self._ready if other != peer]
-        gone = [number for number, part in self._left.items() if part.peer == peer]
-        self._waiting += [self._left.pop(number) for number in gone]
+    def _name(self, peer: bytes) -> str:
+        return self._workers.get(peer) or self._hub.describe(peer)
 
-    def _take(self, peer: bytes, data: bytes, version: int) -> None:
+    def _lose(self, batch: OpenBatch, peer: bytes, why: str) -> None:
+        """Go on without a worker: what it had goes to the others."""
+        name, prompts = self._workers.pop(peer, None), batch.take_back(peer)
+        if name is None:
+            return
+        if prompts:
+            told = f"worker {name} was lost in batch {batch.number}: {why}"
+            self._note(f"{told}; the {prompts} prompts that it had go to others")
+        if self.record is not None:
+            self.record.went(name, prompts)
+
+    def _take(self, batch: OpenBatch, peer: bytes, data: bytes) -> None:
         try:
             message = messages.unpack(data)
             if isinstance(message, Completions):
-                self._put(peer, message, version)
-        except PayloadError:
-            self._lose(peer)  # whoever says what makes no sense gets no prompts
+                self._put(batch, peer, message)
+        except PayloadError as e:
+            self._lose(batch, peer, f"it said what makes no sense ({e})")  # and gets no more prompts
             self._hub.forget(peer)
             return
         if isinstance(message, Join):
             self._join(peer, message)
-        elif isinstance(message, Failed) and message.part in self._left:
+        elif isinstance(message, Waiting) and message.part in batch.given:
+            self._wait(batch, peer, message)
+        elif isinstance(message, Failed) and message.part in batch.given:
             why = bytes(message.why).decode(errors="replace")
-            raise ThinwireError(f"rollout worker {self._hub.describe(peer)}: {why:.500}")
+            raise ThinwireError(f"rollout worker {self._name(peer)}: {why:.500}")
 
     def _join(self, peer: bytes, message: Join) -> None:
         own, theirs = messages.PROTOCOL, message.protocol
-        told = (
-            f"{self._hub.describe(peer)} speaks protocol {theirs}, this end {own}: install the same thinwire"
-        )
+        told = f"{self._name(peer)} speaks protocol {theirs}, this end {own}: install the same thinwire"
         require(theirs == own, InputError, told)
-        if peer not in self._ready:
-            self._ready.append(peer)
+        if peer not in self._workers:
+            self._workers[peer] = self._name(peer)
+            if self.record is not None:
+                self.record.came(self._workers[peer])
 
-    def _put(self, peer: bytes, message: Completions, version: int) -> None:
-        part = self._left.get(message.part)
-        if part is None or part.peer != peer:
-            return  # of a batch that is over, or a part that another one has by now
-        samples = messages.unpack_samples(message.body)
-        short = f"{len(samples)} samples for {len(part.prompts)} prompts"
-        require(len(samples) == len(part.prompts), PayloadError, short)
-        del self._left[message.part]
-        self._made[part.at : part.at + len(samples)] = samples
-        behind, who = max(0, version - message.version), self._hub.describe(peer)
-        self.ages.append(
-            RolloutAge(self._batch, who, message.version, behind, message.age, message.waited, len(samples))
-        )
+    def _wait(self, batch: OpenBatch, peer: bytes, message: Waiting) -> None:
+        """Note that a worker waits, once each; not that it waits for the first version that it ever has."""
+        batch.given[message.part].waits = True
+        if message.version and peer not in self._waited:
+            self._waited.add(peer)
+            behind = f"{batch.version - message.version} behind, beyond max_age={self.max_age}"
+            held = f"it had version {message.version}, {behind}"
+            self._note(f"worker {self._name(peer)} waited for weights from batch {batch.number} on: {held}")
+
+    def _put(self, batch: OpenBatch, peer: bytes, message: Completions) -> None:
+        age = batch.put(peer, self._name(peer), message)
+        if age is not None:
+            self.ages.append(age)
 
     def __enter__(self) -> Self:
         return self
@@ -191,4 +228,4 @@ class RolloutPool:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        self.close()
+        self._end(error)

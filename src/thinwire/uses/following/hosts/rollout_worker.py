@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from time import monotonic
+from time import monotonic, sleep
 from typing import Any
 
 from thinwire.links.hub.spoke import Spoke
@@ -13,11 +13,20 @@ from thinwire.links.hub.station import EventKind
 from thinwire.types import LinkError, PayloadError
 from thinwire.uses.following.follower_base import TIMEOUT, Applied
 from thinwire.uses.following.hosts import rollout_messages as messages
-from thinwire.uses.following.hosts.rollout_messages import Completions, Failed, Join, Prompts, Sample
+from thinwire.uses.following.hosts.rollout_messages import (
+    Completions,
+    Failed,
+    Join,
+    Prompts,
+    Sample,
+    Waiting,
+)
 from thinwire.uses.following.push.follower import Follower
 
+Tell = Callable[[bytes], object]
 Generate = Callable[[list[list[int]], dict[str, Any]], Sequence[Sample]]  # prompts, settings
 LOOK = 0.2  # seconds between two looks at ``stop``
+POLL = 0.005  # seconds between two looks whether a version that came is in use
 
 
 @dataclass
@@ -55,16 +64,16 @@ class RolloutWorker:
                 if event is not None and event.kind is EventKind.JOINED:
                     spoke.send(Join(messages.PROTOCOL).pack())
                 elif event is not None and event.kind is EventKind.DATA:
-                    spoke.send(self._answer(event.data))
+                    spoke.send(self._answer(event.data, spoke.send))
         finally:
             spoke.close(1.0)
 
-    def _answer(self, data: bytes) -> bytes:
+    def _answer(self, data: bytes, tell: Tell) -> bytes:
         message = messages.unpack(data)
         if not isinstance(message, Prompts):
             raise PayloadError("the pool says what only workers say")
         try:
-            applied, waited = self._weights(message)
+            applied, waited = self._weights(message, tell)
             samples = self.generate(*messages.unpack_prompts(message.body))
             age = max(0.0, self.follower.clock - applied.version.published)
         except Exception as e:  # whatever generates may raise: the trainer is who can do something
@@ -72,14 +81,25 @@ class RolloutWorker:
         body = messages.pack_samples(samples)
         return Completions(message.part, applied.version.number, age, waited, body).pack()
 
-    def _weights(self, asked: Prompts) -> tuple[Applied, float]:
-        """Bring the model up to the newest version here, and wait where that is too old; return how long."""
-        began = monotonic()
+    def _weights(self, asked: Prompts, tell: Tell) -> tuple[Applied, float]:
+        """Bring the model up to the newest version here; return it, and the seconds of waiting for it.
+
+        The worker waits only where what is here is too old, and tells so before.
+        """
         least = max(1, asked.newest - asked.max_age)
+        here = self.follower.held.number
+        if here >= least:
+            applied = self.bring_up()
+            here = applied.version.number
+            if here >= least:
+                return applied, 0.0
+        began = monotonic()
+        tell(Waiting(asked.part, here).pack())
         self.follower.wait(least, self.patience)
         while (applied := self.bring_up()).version.number < least:
             if monotonic() - began > self.patience:
                 raise LinkError(f"version {least} is not in use here after {self.patience:g} s")
+            sleep(POLL)
         return applied, monotonic() - began
 
 

@@ -44,9 +44,8 @@ class TrlRollouts:
         )
         tokenizer = trainer.processing_class
         asked = [_tokens(tokenizer, prompt) for prompt in prompts]
-        samples = self._pool.generate(
-            asked, self._version(trainer.state.global_step), self._told(trainer.args)
-        )
+        step = trainer.state.global_step
+        samples = self._pool.generate(asked, self._version(step), self._told(trainer.args), step)
         return {
             "prompt_ids": asked,
             "completion_ids": [s.tokens for s in samples],
