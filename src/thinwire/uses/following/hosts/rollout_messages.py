@@ -56,14 +56,14 @@ class Failed(Head, kind=4):
     why: Rest
 
 
-class Waiting(Head, kind=5):
+class WaitsForWeights(Head, kind=5):
     """The weights here, of this version, are too old for a part: the worker waits for newer ones."""
 
     part: U64
     version: U64
 
 
-SAID = (Join, Prompts, Completions, Failed, Waiting)
+SAID = (Join, Prompts, Completions, Failed, WaitsForWeights)
 WORDS: Mapping[int, type[Head]] = {word.KIND: word for word in SAID}
 
 

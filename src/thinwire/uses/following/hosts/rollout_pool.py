@@ -27,7 +27,7 @@ from thinwire.uses.following.hosts.rollout_messages import (
     Prompts,
     Sample,
     Tokens,
-    Waiting,
+    WaitsForWeights,
 )
 
 TIMEOUT = 600.0  # seconds for a batch
@@ -193,7 +193,7 @@ class RolloutPool:
             return
         if isinstance(message, Join):
             self._join(peer, message)
-        elif isinstance(message, Waiting) and message.part in batch.given:
+        elif isinstance(message, WaitsForWeights) and message.part in batch.given:
             self._wait(batch, peer, message)
         elif isinstance(message, Failed) and message.part in batch.given:
             why = bytes(message.why).decode(errors="replace")
@@ -208,7 +208,7 @@ class RolloutPool:
             if self.record is not None:
                 self.record.came(self._workers[peer])
 
-    def _wait(self, batch: OpenBatch, peer: bytes, message: Waiting) -> None:
+    def _wait(self, batch: OpenBatch, peer: bytes, message: WaitsForWeights) -> None:
         """Note that a worker waits, once each; not that it waits for the first version that it ever has."""
         batch.given[message.part].waits = True
         if message.version and peer not in self._waited:

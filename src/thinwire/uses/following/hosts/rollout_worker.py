@@ -19,7 +19,7 @@ from thinwire.uses.following.hosts.rollout_messages import (
     Join,
     Prompts,
     Sample,
-    Waiting,
+    WaitsForWeights,
 )
 from thinwire.uses.following.push.follower import Follower
 
@@ -94,7 +94,7 @@ class RolloutWorker:
             if here >= least:
                 return applied, 0.0
         began = monotonic()
-        tell(Waiting(asked.part, here).pack())
+        tell(WaitsForWeights(asked.part, here).pack())
         self.follower.wait(least, self.patience)
         while (applied := self.bring_up()).version.number < least:
             if monotonic() - began > self.patience:
