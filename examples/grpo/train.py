@@ -43,7 +43,8 @@ with (
         rollout_func=TrlRollouts(pool, publisher),
     )
     trainer.train()
-    print(*pool.notes, sep="\n")
+    for note in pool.notes:
+        print(note)
     for age in pool.ages:
         print(
             f"batch {age.batch}: {age.samples} samples by version {age.version}, {age.behind} behind, ",

@@ -123,7 +123,11 @@ def _of_run(run: RolloutRun, number: int, several: bool) -> list[str]:
         legend(chips),
         grid(
             [
-                card(f"Versions behind, batch by batch{of}", f"One mark a worker.{line}{thinned}", behind),
+                card(
+                    f"Versions behind, batch by batch{of}",
+                    f"One mark a worker, a little apart.{line}{thinned}",
+                    behind,
+                ),
                 card(f"Age of the weights, batch by batch{of}", f"One mark a worker.{thinned}", ages),
             ]
         ),
