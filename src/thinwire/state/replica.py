@@ -359,11 +359,14 @@ class Replica:
     def fill(self, model: nn.Module, load: Load, kept: Collection[str] = ()) -> None:
         """Let ``model``, which ``load`` fills from a checkpoint, have the front's values, now and later.
 
-        It keeps its own memory, and only what changed is written: see ``LoadedModel``, also for errors.
+        It keeps its own memory, and only what changed is written: see ``loaded_blocks``, also for errors.
         """
-        from thinwire.state.loaded.loaded_model import LoadedModel
+        from thinwire.state.loaded.loaded_model import LoadedModel, loaded_blocks
 
-        loaded = LoadedModel(self.layout, model, load, kept)
+        self.write_to(model, LoadedModel(self.layout, model, loaded_blocks(self.layout, model, load, kept)))
+
+    def write_to(self, model: nn.Module, loaded: LoadedModel) -> None:
+        """Let ``model`` have the front's values where ``loaded`` says, now and after each ``swap``."""
         with self._lock:
             self._loaded = [other for other in self._loaded if not other.of(model)] + [loaded]
             if self._front is not None:

@@ -19,26 +19,22 @@ MOST = 1 << 24  # changed elements of a slot that are worked on at once: an inde
 
 
 class LoadedModel:
-    """A model that ``load`` fills with a checkpoint's tensors, in memory and in a form of its own.
+    """A model in whose memory ``blocks`` of a state's tensors are: see ``loaded_blocks``.
 
-    ``load`` takes pairs of name and tensor, as ``load_weights`` of vLLM's and SGLang's models does. It is
-    called once, with tensors that have no values: parameters may be fused, split over tensor-parallel ranks,
-    transposed, padded or renamed, as long as the loader only copies. ``kept``: parameters that may stay as
-    they are though nothing of the state fills them.
-
-    Errors: ``InputError`` naming a tensor that the loader refuses, computes with or quantises; or a parameter
-    that nothing in the state fills, or not all of it: it would go on with old weights.
+    Slots ``always`` are written whole each time: the model writes to them itself.
     """
 
-    def __init__(self, layout: Layout, model: nn.Module, load: Load, kept: Collection[str] = ()) -> None:
+    def __init__(
+        self,
+        layout: Layout,
+        model: nn.Module,
+        blocks: Sequence[CopiedBlock],
+        always: Collection[int] = frozenset(),
+    ) -> None:
         self._model, self._layout = weakref.ref(model), layout
-        own = dict(model.named_parameters())
-        self._places = [x.data_ptr() for x in own.values()]
-        known = memories([*own.values(), *model.buffers()])
-        found = record(layout, load, known)
-        self._blocks = _by_slot(found.blocks)
+        self._places = [x.data_ptr() for x in model.parameters()]
+        self._blocks, self._always = _by_slot(blocks), always
         self._whole = True  # nothing was written yet, or a write was cut short
-        _check_filled(own, found, frozenset(kept))
 
     @property
     def alive(self) -> bool:
@@ -64,11 +60,14 @@ class LoadedModel:
         with torch.inference_mode():
             if anywhere or places is None:
                 for index, blocks in self._blocks.items():
-                    if anywhere or touched is None or index in touched:
+                    if anywhere or touched is None or index in touched or index in self._always:
                         _fill(blocks, view.slots[index].reshape(-1))
             else:
                 for index, at in self._changed(places):
-                    _update(self._blocks[index], at, view.slots[index].reshape(-1))
+                    if index not in self._always:
+                        _update(self._blocks[index], at, view.slots[index].reshape(-1))
+                for index in self._always:
+                    _fill(self._blocks[index], view.slots[index].reshape(-1))
         self._whole = False
 
     def _changed(self, places: Sequence[Place]) -> Iterator[tuple[int, Tensor]]:
@@ -82,6 +81,25 @@ class LoadedModel:
                 found.setdefault(piece.slot, []).append((own + piece.start) // words)
         for index, parts in found.items():
             yield index, torch.from_numpy(np.unique(np.concatenate(parts)))
+
+
+def loaded_blocks(
+    layout: Layout, model: nn.Module, load: Load, kept: Collection[str] = ()
+) -> list[CopiedBlock]:
+    """Return where ``load`` puts a checkpoint's tensors in ``model``, in memory and in a form of its own.
+
+    ``load`` takes pairs of name and tensor, as ``load_weights`` of vLLM's and SGLang's models does. It is
+    called once, with tensors that have no values: parameters may be fused, split over tensor-parallel ranks,
+    transposed, padded or renamed, as long as the loader only copies. ``kept``: parameters that may stay as
+    they are though nothing of the state fills them.
+
+    Errors: ``InputError`` naming a tensor that the loader refuses, computes with or quantises; or a parameter
+    that nothing in the state fills, or not all of it: it would go on with old weights.
+    """
+    own = dict(model.named_parameters())
+    found = record(layout, load, memories([*own.values(), *model.buffers()]))
+    _check_filled(own, found, frozenset(kept))
+    return found.blocks
 
 
 def _by_slot(blocks: Sequence[CopiedBlock]) -> dict[int, list[CopiedBlock]]:

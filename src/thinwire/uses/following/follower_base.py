@@ -9,7 +9,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
 from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, Self
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 from thinwire.dtypes import check_torch
 from thinwire.links.inbox import renewed
@@ -18,10 +18,11 @@ from thinwire.types import InputError, LinkError
 if TYPE_CHECKING:  # the defaults below are named where nothing is followed yet
     from torch import Tensor, nn
 
-    from thinwire.state.layout import Array
+    from thinwire.state.layout import Array, Layout
     from thinwire.state.loaded.loader_recording import Load
     from thinwire.state.patches.patch import Version
     from thinwire.state.replica import Replica
+    from thinwire.state.values import Bits
     from thinwire.uses.following.mirror import Mirror
 
 TIMEOUT = 60.0  # seconds that a wait takes at most, unless told otherwise
@@ -41,14 +42,31 @@ class Applied(NamedTuple):
     new: bool
 
 
-class FollowerBase(ABC):
-    """The base of ``Follower`` and ``ShelfReader``: waits, and models, tensors and a file of what they hold.
+class Copy(Protocol):
+    """What a follower holds of a state: a ``Replica``, or what is like one. ``shown``: the version in use."""
+
+    @property
+    def layout(self) -> Layout: ...
+
+    @property
+    def shown(self) -> Version: ...
+
+    def catch_up(self, timeout: float = ...) -> None: ...
+
+    def tensors(self) -> dict[str, Tensor]: ...
+
+    def arrays(self) -> dict[str, Array]: ...
+
+    def bits(self) -> dict[str, Bits]: ...
+
+
+class Following(ABC):
+    """What any follower does: waits, and models, tensors and a file of the copy that it holds.
 
     ``every``: seconds after which a wait for versions looks whether the publisher has gone.
     """
 
-    def __init__(self, mirror: Mirror, state: Path | None, patience: float, every: float = math.inf) -> None:
-        self._mirror, self._state = mirror, state
+    def __init__(self, patience: float, every: float = math.inf) -> None:
         self._patience, self._every = patience, every
         self._changed = threading.Condition()  # there is another version, or an end
         self._fatal: Exception | None = None  # what ended it
@@ -59,10 +77,17 @@ class FollowerBase(ABC):
     def held(self) -> Version:
         """The newest version that is here, in use or not; number 0 before the first."""
 
-    @property
     @abstractmethod
-    def replica(self) -> Replica:
-        """The copy itself. Errors: ``InputError`` before anything came."""
+    def _copy(self) -> Copy:
+        """Return the copy itself. Errors: ``InputError`` before anything came."""
+
+    @abstractmethod
+    def _show(self, model: nn.Module) -> bool:
+        """Bring a model to the newest version; return whether that is new. Errors: as ``apply_to``."""
+
+    @abstractmethod
+    def _fill(self, model: nn.Module, load: Load, kept: Collection[str]) -> bool:
+        """Bring a model that ``load`` fills to it; return whether that is new. Errors: as ``load_into``."""
 
     @property
     @abstractmethod
@@ -117,13 +142,11 @@ class FollowerBase(ABC):
                 raise LinkError(self._lost())
 
     def close(self) -> None:
-        """Stop following; with ``state``, save the copy. Safe to call twice."""
+        """Stop following. Safe to call twice."""
         with self._changed:
-            ended, self._closing = self._closing, True
+            self._closing = True
             self._changed.notify_all()
         self._end()
-        if self._state is not None and not ended and self._mirror.held.hash:
-            self.save()
 
     def _await(self, done: Callable[[], bool], timeout: float) -> None:
         patience = min(timeout, threading.TIMEOUT_MAX)
@@ -145,8 +168,8 @@ class FollowerBase(ABC):
         """
         self._raise()
         began = time.perf_counter()
-        new = self._mirror.show(self.replica, model)
-        return Applied(time.perf_counter() - began, self.replica.shown, new)
+        new = self._show(model)
+        return Applied(time.perf_counter() - began, self._copy().shown, new)
 
     def load_into(self, model: nn.Module, load: Load, kept: Collection[str] = ()) -> Applied:
         """Update ``model``, which its host fills by ``load``, to the newest version here.
@@ -161,8 +184,8 @@ class FollowerBase(ABC):
         """
         self._raise()
         began = time.perf_counter()
-        new = self._mirror.fill(self.replica, model, load, kept)
-        return Applied(time.perf_counter() - began, self.replica.shown, new)
+        new = self._fill(model, load, kept)
+        return Applied(time.perf_counter() - began, self._copy().shown, new)
 
     def tensors(self) -> dict[str, Tensor]:
         """Return the newest version's tensors by name, not copied, and update all models to that version.
@@ -185,7 +208,7 @@ class FollowerBase(ABC):
     @property
     def dtypes(self) -> dict[str, str]:
         """The name of each tensor's dtype, as torch calls it. Errors: ``InputError`` before anything came."""
-        layout = self.replica.layout
+        layout = self._copy().layout
         return {name: layout.slots[i].kind for name, i in layout.index.items()}
 
     def write(self, path: str | Path) -> Version:
@@ -194,23 +217,16 @@ class FollowerBase(ABC):
         As ``tensors``, this updates all models; tied tensors are written once. Errors: ``OSError``, and
         ``InputError`` for a dtype that such files do not hold.
         """
-        replica = self._caught_up()
-        write_version(Path(path), replica, replica.version)
-        return replica.shown
+        copy = self._caught_up()
+        write_version(Path(path), copy, copy.shown.number)
+        return copy.shown
 
-    def _caught_up(self) -> Replica:
+    def _caught_up(self) -> Copy:
         """Return the copy, with the newest version in use."""
         self._raise()
-        replica = self.replica
-        replica.catch_up(TIMEOUT)
-        return replica
-
-    def save(self, path: str | Path | None = None) -> None:
-        """Write the copy to a safetensors file, to go on from. Errors: ``InputError`` without a path."""
-        target = self._state if path is None else Path(path)
-        if target is None:
-            raise InputError("there is no place to save to; give a path, or state= from the start")
-        self.replica.save(target)
+        copy = self._copy()
+        copy.catch_up(TIMEOUT)
+        return copy
 
     def __enter__(self) -> Self:
         return self
@@ -221,10 +237,46 @@ class FollowerBase(ABC):
         self.close()
 
 
-def write_version(path: Path, replica: Replica, number: int) -> None:
+class FollowerBase(Following):
+    """The base of ``Follower`` and ``ShelfReader``: what they hold is one replica."""
+
+    def __init__(self, mirror: Mirror, state: Path | None, patience: float, every: float = math.inf) -> None:
+        super().__init__(patience, every)
+        self._mirror, self._state = mirror, state
+
+    @property
+    @abstractmethod
+    def replica(self) -> Replica:
+        """The copy itself. Errors: ``InputError`` before anything came."""
+
+    def close(self) -> None:
+        """Stop following; with ``state``, save the copy. Safe to call twice."""
+        ended = self._closing
+        super().close()
+        if self._state is not None and not ended and self._mirror.held.hash:
+            self.save()
+
+    def save(self, path: str | Path | None = None) -> None:
+        """Write the copy to a safetensors file, to go on from. Errors: ``InputError`` without a path."""
+        target = self._state if path is None else Path(path)
+        if target is None:
+            raise InputError("there is no place to save to; give a path, or state= from the start")
+        self.replica.save(target)
+
+    def _copy(self) -> Replica:
+        return self.replica
+
+    def _show(self, model: nn.Module) -> bool:
+        return self._mirror.show(self.replica, model)
+
+    def _fill(self, model: nn.Module, load: Load, kept: Collection[str]) -> bool:
+        return self._mirror.fill(self.replica, model, load, kept)
+
+
+def write_version(path: Path, copy: Copy, number: int) -> None:
     """Write the version in use as a safetensors file, which calls it by ``number``. Errors: as ``write``."""
     from thinwire.files.checkpoint import HASH, VERSION, write_bits
 
-    version = replica.shown
+    version = copy.shown
     notes = {HASH: f"{version.hash:016x}"} | {key: str(value) for key, value in version.meta.items()}
-    write_bits(path, replica.bits(), notes | {VERSION: str(number)})
+    write_bits(path, copy.bits(), notes | {VERSION: str(number)})

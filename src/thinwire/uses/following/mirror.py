@@ -87,7 +87,7 @@ class Mirror:
     def fill(self, replica: Replica, model: nn.Module, load: Load, kept: Collection[str]) -> bool:
         """Write the newest version into ``model``, which ``load`` fills; return whether that is new.
 
-        Errors: as ``LoadedModel``.
+        Errors: as ``loaded_blocks``.
         """
         before = self._filled.get(model) if replica.fills(model) else None
         if before is None:

@@ -109,7 +109,7 @@ class Follower(FollowerBase):
     ) -> None:
         check_coder()
         path = None if state is None else Path(state)
-        super().__init__(Mirror(into, path, max_nbytes, base, check_every), path, patience)
+        super().__init__(self._held_in(into, path, max_nbytes, base, check_every), path, patience)
         self._confirmed = False
         self._newest = self._mirror.held
         self._patches = 0  # that came
@@ -129,6 +129,10 @@ class Follower(FollowerBase):
         layout = self._mirror.replica.layout if self._mirror.replica is not None else None
         told = self._arrived, self._fail
         self._reception = Reception(self._spoke, self._mirror, layout, *told, max_nbytes, name)
+
+    def _held_in(self, *given: Any) -> Mirror:
+        """Return what holds the copy; ``given`` is what ``Mirror`` takes."""
+        return Mirror(*given)
 
     @property
     def held(self) -> Version:
