@@ -53,6 +53,8 @@ PUBLIC = [
     "RetentionPolicy",
     "Scheme",
     "Sender",
+    "ShardFollower",
+    "ShardPublisher",
     "ShelfReader",
     "ShelfWriter",
     "ThinwireError",

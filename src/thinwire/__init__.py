@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from thinwire.uses.following.pull.store_writer import ShelfWriter
     from thinwire.uses.following.push.follower import Follower
     from thinwire.uses.following.push.publisher import Publisher
+    from thinwire.uses.following.shards.shard_follower import ShardFollower
+    from thinwire.uses.following.shards.shard_publisher import ShardPublisher
     from thinwire.uses.pictures.context_parallel.recipes import parallel
     from thinwire.uses.pictures.expert_parallel.recipes import spread_experts
     from thinwire.uses.training.pipeline.compressed_stage import CompressedStage
@@ -49,6 +51,8 @@ _HOMES = {
     "uses.following.callback": ("publish_callback",),
     "uses.following.push.follower": ("Follower",),
     "uses.following.push.publisher": ("Publisher",),
+    "uses.following.shards.shard_follower": ("ShardFollower",),
+    "uses.following.shards.shard_publisher": ("ShardPublisher",),
     "uses.following.pull.retention": ("Keeping", "RetentionPolicy"),
     "uses.following.pull.store_reader": ("ShelfReader",),
     "uses.following.pull.store_writer": ("ShelfWriter",),
@@ -94,6 +98,8 @@ __all__ = [
     "RetentionPolicy",
     "Scheme",
     "Sender",
+    "ShardFollower",
+    "ShardPublisher",
     "ShelfReader",
     "ShelfWriter",
     "ThinwireError",

@@ -21,7 +21,7 @@ def check_dense(name: str, x: object) -> None:
     if odd := _odd(x):
         raise InputError(
             f"{name}: a state is made of dense tensors that hold values, not of {odd}; give a plain tensor, "
-            "such as full_tensor() of a DTensor or int_repr() of a quantized one"
+            "such as int_repr() of a quantized one or full_tensor() of a DTensor, or use a ShardPublisher"
         )
 
 

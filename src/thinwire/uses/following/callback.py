@@ -11,12 +11,18 @@ from typing import TYPE_CHECKING, Any, Protocol, runtime_checkable
 from torch import nn
 
 from thinwire.types import InputError, MissingExtra, ThinwireError, require
+from thinwire.uses.following.shards.local_shards import check_shaped, is_sharded
+from thinwire.uses.following.shards.shard_publisher import ShardPublisher
 
 if TYPE_CHECKING:
     from transformers import TrainerCallback
 
 
 TIMEOUT = 60.0  # seconds
+SHARDED = (
+    "the model is sharded over processes: give a callable that makes a ShardPublisher of it to each, as in "
+    "publish_callback(lambda: thinwire.ShardPublisher(model, ...))"
+)
 
 
 @runtime_checkable
@@ -47,12 +53,16 @@ def publish_callback(
     training begins. What it made is closed when training ends; if training fails, call the callback's
     ``close``. Only the main process publishes, so the others may also give None.
 
+    A model that is sharded (FSDP2) is published by all processes: give a callable that makes a
+    ``ShardPublisher`` to each, and it is called on all of them.
+
     Each version carries the last logged loss as ``loss``. After training, followers or the store have
     ``timeout`` seconds to take the last version. A warning names one that does not.
 
     Errors: ``InputError`` for ``every`` below 1; ``MissingExtra`` without transformers. These end the
-    training: an error of ``publish``; at the beginning, a model that is sharded over processes, a main
-    process without a publisher, or a publisher of another model's parameters.
+    training: an error of ``publish``; at the beginning, a model that is sharded in a way that
+    ``ShardPublisher`` refuses, or without one; a main process without a publisher, or a publisher of another
+    model's parameters.
 
     Use: ``Trainer(..., callbacks=[publish_callback(lambda: Publisher(model, ...), every=4)])``.
     """
@@ -67,16 +77,17 @@ def publish_callback(
         """Made here, so that its base is imported only where it is used."""
 
         def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            _check_whole(args, kwargs.get("model"))
-            if state.is_world_process_zero:
-                training.begin(kwargs.get("model"))
+            model = kwargs.get("model")
+            training.sharded = _is_sharded(args, model)
+            if training.publishes(state):
+                training.begin(model)
 
         def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.is_world_process_zero and state.global_step % every == 0:
+            if training.publishes(state) and state.global_step % every == 0:
                 training.publish(state)
 
         def on_train_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
-            if state.is_world_process_zero:
+            if training.publishes(state):
                 training.publish(state)  # the best model may have been loaded since the last step
                 training.end()
 
@@ -88,10 +99,13 @@ def publish_callback(
 
 
 class _Training:
-    """The main process's publisher: the caller's, or one that is made for each training and closed after."""
+    """The main process's publisher: the caller's, or one that is made for each training and closed after.
+
+    A ``sharded`` model has one on each process.
+    """
 
     def __init__(self, given: Publishes | Makes | None, timeout: float) -> None:
-        self._timeout = timeout
+        self._timeout, self.sharded = timeout, False
         self._given: Publishes | None = None
         self._make: Makes | None = None
         self._made: Closes | None = None
@@ -109,10 +123,16 @@ class _Training:
             raise InputError("the main process has no publisher; give it one, or a callable that makes one")
         return found
 
+    def publishes(self, state: Any) -> bool:
+        """Return whether this process does."""
+        return self.sharded or bool(state.is_world_process_zero)
+
     def begin(self, model: Any) -> None:
         self.close()  # that of a training which failed has the address still
         self._made = None if self._make is None else self._make()
         try:
+            if self.sharded:
+                require(isinstance(self._made or self._given, ShardPublisher), InputError, SHARDED)
             _check_own(self.publisher, model)
         except InputError:
             self.close()
@@ -153,19 +173,6 @@ def _loss(history: list[dict[str, Any]]) -> dict[str, float]:
     return {"loss": value} if math.isfinite(value) else {}
 
 
-def _check_whole(args: Any, model: Any) -> None:
-    """Raise ``InputError`` on every process where each has a part of the model only.
-
-    The main process alone would wait for the others' parts for ever.
-    """
-    fsdp = bool(getattr(args, "fsdp", None)) and getattr(args, "world_size", 1) > 1
-    if fsdp or (isinstance(model, nn.Module) and _is_sharded(model)):
-        raise InputError(
-            "the model is sharded over processes (FSDP, ZeRO-3 or DTensor), and this callback publishes from "
-            "one; gather its tensors on all of them, and publish those from one"
-        )
-
-
 def _check_own(publisher: Publishes, model: Any) -> None:
     """Raise ``InputError`` where what is published is a module that the training leaves as it is.
 
@@ -187,7 +194,17 @@ def _check_own(publisher: Publishes, model: Any) -> None:
     )
 
 
-def _is_sharded(model: nn.Module) -> bool:
-    wrapped = any(type(m).__name__ == "FullyShardedDataParallel" for m in model.modules())
-    parts = (hasattr(x, "ds_id") or type(x.data).__name__ == "DTensor" for x in model.parameters())
-    return wrapped or any(parts)
+def _is_sharded(args: Any, model: Any) -> bool:
+    """Return whether each process has a part of the model only.
+
+    The main process alone would wait for the others' parts for ever. Errors: ``InputError`` where the parts
+    are no shards that can be published.
+    """
+    if isinstance(model, nn.Module):
+        check_shaped(model)
+        if is_sharded(model):
+            return True
+    fsdp = bool(getattr(args, "fsdp", None)) and getattr(args, "world_size", 1) > 1
+    told = "the model is sharded over processes, and not by fully_shard (FSDP2); use version 2 of FSDP"
+    require(not fsdp, InputError, told)
+    return False

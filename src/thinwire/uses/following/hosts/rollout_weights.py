@@ -16,16 +16,18 @@ from thinwire.uses.following.follower_base import TIMEOUT, Applied
 from thinwire.uses.following.mirror import Base
 from thinwire.uses.following.pull.store_reader import ShelfReader
 from thinwire.uses.following.push.follower import Follower
+from thinwire.uses.following.shards.shard_follower import ShardFollower, shard_addresses
 
 
 @dataclass(frozen=True)
 class TrainerAddress:
     """Where a trainer publishes: what a host's ``init_info`` has.
 
-    ``address``: "host:port", or the folder or URL of a store. ``token`` or ``token_file`` proves that this
-    end may follow; without either, THINWIRE_TOKEN does where it is set. ``base``: a folder or file of
-    safetensors that is already here and that the publisher knows, such as the checkpoint that the host has
-    loaded: then the first version need not cross whole. ``state``: a file to go on from. ``kept``: the host's
+    ``address``: "host:port", "host:7200-7207" for a sharded trainer (several hosts with commas), or the
+    folder or URL of a store. ``token`` or ``token_file`` proves that this end may follow; without either,
+    THINWIRE_TOKEN does where it is set. ``base``: a folder or file of safetensors that is already here and
+    that the publisher knows, such as the checkpoint that the host has loaded: then the first version need
+    not cross whole. ``state``: a file to go on from. ``kept``: the host's
     parameters that may stay as they are. ``timeout``: seconds for the first version.
     """
 
@@ -45,10 +47,10 @@ class TrainerAddress:
         self.place  # noqa: B018 -- says what is no address
 
     @property
-    def place(self) -> Address | str:
-        """The publisher's address, or the store's folder or URL. Errors: ``InputError`` for neither."""
+    def place(self) -> list[Address] | str:
+        """The publishers' addresses, or the store's folder or URL. Errors: ``InputError`` for neither."""
         store = "/" in self.address or Path(self.address).is_dir()
-        return self.address if store else Address.parse(self.address, "the trainer's address", like=7200)
+        return self.address if store else shard_addresses(self.address, "the trainer's address")
 
     def shared_token(self) -> bytes | None:
         """Return the token that both ends share, if any. Errors: ``InputError`` for a file that is none."""
@@ -87,11 +89,16 @@ class RolloutWeights:
         base = read_checkpoint(Path(trainer.base)) if read else held
         state = trainer.state or None
         self._kept, self._first = trainer.kept, trainer.timeout
-        self.follower: Follower | ShelfReader
+        self.follower: Follower | ShardFollower | ShelfReader
         if isinstance(place, str):
             self.follower = ShelfReader(place, token, base=base, state=state)
+        elif len(place) == 1:
+            self.follower = Follower(*place[0], token, None, relay, base=base, state=state)
         else:
-            self.follower = Follower(*place, token, None, relay, base=base, state=state)
+            one = state or (None if relay is None else relay[0])
+            told = f"{one} is of one part, and a sharded trainer has several; give no state or relay, but a base"
+            require(one is None, InputError, told)
+            self.follower = ShardFollower(trainer.address, token, base=base)
 
     def update(self, model: nn.Module, load: Load, wanted: VersionWanted = VersionWanted()) -> Applied:
         """Bring ``model``, which ``load`` fills from a checkpoint, to what is wanted; return what that did.

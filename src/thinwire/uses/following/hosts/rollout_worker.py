@@ -22,6 +22,7 @@ from thinwire.uses.following.hosts.rollout_messages import (
     WaitsForWeights,
 )
 from thinwire.uses.following.push.follower import Follower
+from thinwire.uses.following.shards.shard_follower import ShardFollower
 
 Tell = Callable[[bytes], object]
 Generate = Callable[[list[list[int]], dict[str, Any]], Sequence[Sample]]  # prompts, settings
@@ -38,7 +39,7 @@ class RolloutWorker:
     returns a sample for each. ``patience``: seconds that a worker waits for weights that are not too old.
     """
 
-    follower: Follower
+    follower: Follower | ShardFollower
     bring_up: Callable[[], Applied]
     generate: Generate
     host: str

@@ -17,11 +17,9 @@ from thinwire.types import InputError, require
 from thinwire.uses.following.published_tensors import Names, Source, tensors_of
 
 
-def is_sharded(model: object) -> bool:
-    """Return whether a module's parameters are spread over processes, by whatever library."""
-    if not isinstance(model, nn.Module):
-        return False
-    return _odd(model) is not None or any(tensor_kinds.is_sharded(x) for x in model.parameters())
+def is_sharded(model: nn.Module) -> bool:
+    """Return whether a module has parameters of which each process has a shard."""
+    return any(tensor_kinds.is_sharded(x) for x in model.parameters())
 
 
 def mesh_of(source: Source) -> Any:
@@ -39,7 +37,7 @@ def shards_of(source: Source, names: Names | None = None) -> dict[str, Tensor]:
     Errors: ``InputError`` for what has no box: FSDP1, ZeRO-3, partial sums, shards split in turns.
     """
     if isinstance(source, nn.Module):
-        require((told := _odd(source)) is None, InputError, told or "")
+        check_shaped(source)
         tensor_kinds.reshard(source)
     return dict(_shards(tensors_of(source, names)))
 
@@ -106,16 +104,15 @@ def _unknown(x: Tensor) -> str:
     return f"what a process has of it ({placed}) is no one box of the tensor; publish its full_tensor()"
 
 
-def _odd(model: nn.Module) -> str | None:
-    """Return what to do where a library keeps parameters in pieces of its own; None where none does."""
+def check_shaped(model: nn.Module) -> None:
+    """Raise ``InputError`` where a library keeps parameters in pieces of its own, without their shapes."""
     if any(type(m).__name__ == "FullyShardedDataParallel" for m in model.modules()):
-        return (
+        raise InputError(
             "the model is sharded by FSDP1, whose flat parameters have no shape; use fully_shard (FSDP2; "
             "fsdp_version: 2 of accelerate)"
         )
     if any(hasattr(x, "ds_id") for x in model.parameters()):
-        return (
+        raise InputError(
             "the model is sharded by ZeRO-3, which leaves no parameter in its shape; use fully_shard "
             "(FSDP2), or gather it on all processes and publish that from one"
         )
-    return None

@@ -25,10 +25,10 @@ if TYPE_CHECKING:  # models; a copy of arrays needs no torch
 MOST = 1 << 12  # parts
 
 
-def shard_addresses(text: str | Sequence[str]) -> list[Address]:
+def shard_addresses(text: str | Sequence[str], named: str = "a part's address") -> list[Address]:
     """Return the addresses of all parts: a range of ports a host, several with commas or as a list.
 
-    Errors: ``InputError`` for anything else.
+    Errors: ``InputError`` with the name of what was given for anything else.
 
     >>> [str(a) for a in shard_addresses("10.0.0.7:7200-7201, 10.0.0.8:7202")]
     ['10.0.0.7:7200', '10.0.0.7:7201', '10.0.0.8:7202']
@@ -37,7 +37,7 @@ def shard_addresses(text: str | Sequence[str]) -> list[Address]:
     for one in text.split(",") if isinstance(text, str) else text:
         first, dash, last = one.strip().rpartition("-")
         ranged = bool(dash) and last.isdecimal() and ":" in first
-        start = Address.parse(first if ranged else one, "a part's address", like=7200)
+        start = Address.parse(first if ranged else one, named, like=7200)
         end = int(last) if ranged else start.port
         right = start.port <= end < 1 << 16 and end - start.port < MOST
         require(right, InputError, f"{one.strip()!r} is no range of ports; write it like 192.0.2.7:7200-7207")
