@@ -2,18 +2,30 @@
 
 from __future__ import annotations
 
+import os
+import sys
+import traceback
+from types import SimpleNamespace
 from typing import Any
 
+import pytest
 import torch
 from fused_model import FusedModel, checkpoint
-from toy import in_processes, joined
 from torch import Tensor, nn
 from torch import distributed as dist
 from torch.distributed import tensor
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+from torch.distributed.tensor.placement_types import _StridedShard
+from toy import in_processes, joined
 from waiting import HOST, until
 
+from thinwire.state.boxes import parse
+from thinwire.types import InputError
+from thinwire.uses.following.callback import publish_callback
+from thinwire.uses.following.push.publisher import Publisher
+from thinwire.uses.following.shards.local_shards import shards_of
 from thinwire.uses.following.shards.shard_follower import ShardFollower
 from thinwire.uses.following.shards.shard_publisher import ShardPublisher
 
@@ -53,9 +65,9 @@ def addresses(publisher: ShardPublisher, world: int) -> list[str]:
     return [f"{HOST}:{int(port)}" for port in ports if port]
 
 
-def module(rank: int, world: int) -> int:
+def module(rank: int, world: int, sides: tuple[int, ...]) -> int:
     """Train a module, and follow it by ``apply_to``; return how many versions were compared."""
-    mesh = init_device_mesh("cpu", (world,))
+    mesh = init_device_mesh("cpu", sides, mesh_dim_names=("replicas", "shards")[-len(sides) :])
     torch.manual_seed(0)
     model = Tied()
     fully_shard(model.mix, mesh=mesh, reshard_after_forward=False)
@@ -64,13 +76,15 @@ def module(rank: int, world: int) -> int:
     compared, copy = 0, Tied().bfloat16()
     with ShardPublisher(model, dtype={"embed.weight": "bf16", **dict.fromkeys(CAST, "bf16")}) as publisher:
         places = addresses(publisher, world)
+        parts = 2 if len(sides) > 1 else 3  # of 5 and 3 rows, the last of four ranks has none
+        assert len(places) == publisher.parts == parts and bool(publisher.port) == (rank < parts)
         follower = ShardFollower(places) if rank == 0 else None
-        for step in range(1, 5):
+        for step in range(1, 4):
             model(torch.tensor([0, 1, 4, step])).square().mean().backward()
             optimizer.step()
             optimizer.zero_grad()
             version, expected = publisher.publish(step, loss=0.5), whole(model.state_dict())
-            assert version.number == step
+            assert version.number == (step if publisher.port else 0)
             if follower is not None:
                 follower.wait(step)
                 applied = follower.apply_to(copy)
@@ -80,7 +94,7 @@ def module(rank: int, world: int) -> int:
         if follower is not None:
             with follower:
                 assert all(torch.equal(x, expected[n]) for n, x in follower.tensors().items())
-                assert (follower.status.version, follower.status.held, follower.status.error) == (4, 4, None)
+                assert (follower.status.version, follower.status.held, follower.status.error) == (3, 3, None)
     return compared
 
 
@@ -88,10 +102,129 @@ CAST = [f"{layer}.weight" for layer in ("mix", "gate", "norm")] + ["mix.bias", "
 CAST += ["norm.running_mean", "norm.running_var"]
 
 
-def ranks(rank: int, world: int, port: int) -> int:
-    with joined(rank, world, port):
-        return module(rank, world)
+def parallel(rank: int, world: int) -> int:
+    """Follow a model that is sharded and split over tensor-parallel ranks; return how many were compared."""
+    mesh = init_device_mesh("cpu", (world // 2, 2), mesh_dim_names=("shards", "tensor"))
+    model = nn.Sequential(nn.Linear(6, 10), nn.Linear(10, 6))
+    parallelize_module(model, mesh["tensor"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
+    fully_shard(model, mesh=mesh["shards"])
+    with ShardPublisher(model, dtype="bf16") as publisher:
+        places, expected = addresses(publisher, world), whole(model.state_dict())
+        publisher.publish(1)
+        if rank == 0:
+            with ShardFollower(places) as follower:
+                follower.wait(1)
+                assert len(places) == world
+                assert all(torch.equal(x, expected[n]) for n, x in follower.tensors().items())
+        dist.barrier()  # lest one is gone before it was followed
+    apart = []
+    for last in (tensor.Shard(0), tensor.Replicate()):  # all of 8 rows in pairs, or one in two of these
+        turns = [_StridedShard(0, split_factor=2), last]
+        x = tensor.distribute_tensor(torch.arange(8), mesh, turns, src_data_rank=None)
+        try:
+            ((shard, own),) = shards_of({"w": x}).items()
+            box = parse(shard)[1]
+            assert box is not None and own.tolist() == list(range(8))[box.slices[0]]
+        except InputError as e:
+            assert "w: what a process has of it" in str(e)
+            apart.append(last)
+    assert apart == [tensor.Replicate()]
+    return 1
+
+
+def loaded(rank: int, world: int) -> int:
+    """Publish a mapping, split along either dimension, for an engine's model; one rank is a step ahead."""
+    mesh = init_device_mesh("cpu", (world,))
+    compared, model, expected = 0, FusedModel(1), FusedModel(1)
+
+    def spread(seed: int) -> dict[str, Tensor]:
+        found: dict[str, Tensor] = {}
+        for i, (name, x) in enumerate(checkpoint(seed, torch.float32).items()):
+            place = tensor.Shard(i % x.dim()) if len(x) > 1 else tensor.Replicate()
+            found[name] = tensor.distribute_tensor(x, mesh, [place], src_data_rank=None)
+        return found
+
+    with ShardPublisher(spread(0), dtype="bf16") as publisher:
+        places = addresses(publisher, world)
+        follower = ShardFollower(places) if rank == 0 else None
+        for seed in range(1, 4):
+            state = spread(seed)
+            if rank != 1:
+                publisher.publish(seed, state)  # while that one waits to be told
+            if follower is not None:
+                until(lambda: follower.common.behind() == [1])
+                assert follower.held.number == seed - 1
+            dist.barrier()
+            if rank == 1:
+                publisher.publish(seed, state)
+            if follower is not None:
+                follower.wait(seed)
+                follower.load_into(model, model.load_weights)
+                expected.load_weights(checkpoint(seed).items())
+                assert all(
+                    torch.equal(x, y) for x, y in zip(model.parameters(), expected.parameters(), strict=True)
+                )
+                compared += 1
+        if follower is not None:
+            follower.close()
+    return compared
+
+
+def refused(rank: int, world: int) -> int:
+    """Return how many refusals there were, each with a name."""
+    mesh = init_device_mesh("cpu", (world,))
+    part = tensor.DTensor.from_local(torch.ones(3), mesh, [tensor.Partial()])
+    half = tensor.distribute_tensor(torch.ones(4), mesh, [tensor.Shard(0)])
+    for source, told in (
+        ({"w": part, "x": half}, "w is a sum of which each process has a term"),
+        ({"w[0:1/3]": half}, r"w\[0:1/3\] is called as shards are here"),
+        ({"w": half if rank else half.to_local(), "x": half}, "the shards of w on all processes have"),
+    ):
+        with pytest.raises(InputError, match=told):
+            ShardPublisher(source)
+    for options, told in (({"dtype": {"v": "bf16"}}, "dtype names v, which"), ({"bounds": {"v": 0.1}}, "v")):
+        with pytest.raises(InputError, match=told):
+            ShardPublisher({"w": half}, **options)
+    with ShardPublisher({"w": half}) as publisher, pytest.raises(InputError, match="meta 'shards'"):
+        publisher.publish(1, shards="mine")
+    with pytest.raises(InputError, match="or use a ShardPublisher"):
+        Publisher({"w": half})
+    model = nn.Module()
+    model.w = nn.Parameter(half)
+    with pytest.raises(InputError, match=r"publish_callback\(lambda: thinwire.ShardPublisher\(model"):
+        begun(publish_callback(lambda: Publisher({"w": torch.ones(2)})), model, rank)
+    made: list[ShardPublisher] = []
+
+    def make() -> ShardPublisher:
+        made.append(ShardPublisher(model))
+        return made[-1]
+
+    callback: Any = publish_callback(make)
+    begun(callback, model, rank)
+    state = SimpleNamespace(global_step=5, is_world_process_zero=rank == 0, log_history=[])
+    with ShardFollower(addresses(made[0], world)) as follower:
+        callback.on_step_end(None, state, None)
+        assert follower.wait(1).meta == {"step": 5} and torch.equal(follower.tensors()["w"], torch.ones(4))
+        dist.barrier()
+    callback.close()
+    return 1
+
+
+def begun(callback: Any, model: nn.Module, rank: int) -> None:
+    state = SimpleNamespace(global_step=0, is_world_process_zero=rank == 0, log_history=[])
+    callback.on_train_begin(None, state, None, model=model)
+
+
+def ranks(rank: int, world: int, port: int) -> list[int]:
+    try:
+        with joined(rank, world, port):
+            found = [module(rank, world, (4,)), module(rank, world, (2, 2)), parallel(rank, world)]
+            return [*found, loaded(rank, world), refused(rank, world)]
+    except BaseException:  # else the other rank waits for a minute
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
 
 
 def test_followers_of_a_sharded_trainer_hold_its_bits() -> None:
-    assert in_processes(2, ranks) == [4, 0]
+    assert in_processes(4, ranks) == [[3, 3, 1, 3, 1], *[[0, 0, 1, 0, 1]] * 3]
