@@ -173,7 +173,7 @@ def test_hosts_take_the_addresses_of_all_parts() -> None:
         number = trainer.publish(state)
         assert weights.update(model, model.load_weights, VersionWanted(number)).new and same(model, state)
         weights.close()
-        with pytest.raises(InputError, match="state=held is a file of one part"):
+        with pytest.raises(InputError, match="held is of one part"):
             RolloutWeights(TrainerAddress(trainer.address, state="held"))
     finally:
         trainer.close()

@@ -96,7 +96,7 @@ class RolloutWeights:
             self.follower = Follower(*place[0], token, None, relay, base=base, state=state)
         else:
             one = state or (None if relay is None else relay[0])
-            told = f"{one} is of one part, and a sharded trainer has several; give no state or relay, but a base"
+            told = f"{one} is of one part, and a sharded trainer has several; give a base, no state or relay"
             require(one is None, InputError, told)
             self.follower = ShardFollower(trainer.address, token, base=base)
 

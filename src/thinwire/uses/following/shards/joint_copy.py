@@ -163,9 +163,9 @@ class JointCopy:
 
         Errors: ``InputError`` naming the first tensor that does not fit.
         """
-        from thinwire.state.loaded.own_blocks import own_blocks
+        from thinwire.state.loaded.module_blocks import module_blocks
 
-        return self._written(model, lambda: own_blocks(self.layout, model))
+        return self._written(model, lambda: module_blocks(self.layout, model))
 
     def fill(self, model: nn.Module, load: Load, kept: Collection[str]) -> bool:
         """Write it into ``model``, which ``load`` fills; return whether that is new to it.

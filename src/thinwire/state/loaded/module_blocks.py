@@ -11,7 +11,7 @@ from thinwire.state.loaded.copied_blocks import CopiedBlock, Strided, memory_of
 from thinwire.types import InputError
 
 
-def own_blocks(layout: Layout, model: nn.Module) -> tuple[list[CopiedBlock], set[int]]:
+def module_blocks(layout: Layout, model: nn.Module) -> tuple[list[CopiedBlock], set[int]]:
     """Return a block for each parameter and buffer that the layout names, and the slots of buffers.
 
     Buffers are to be written whole each time: a model writes to its own, as batch norm does. Errors:
