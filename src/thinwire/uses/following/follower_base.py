@@ -60,7 +60,7 @@ class Copy(Protocol):
     def bits(self) -> dict[str, Bits]: ...
 
 
-class Following(ABC):
+class AnyFollower(ABC):
     """What any follower does: waits, and models, tensors and a file of the copy that it holds.
 
     ``every``: seconds after which a wait for versions looks whether the publisher has gone.
@@ -237,7 +237,7 @@ class Following(ABC):
         self.close()
 
 
-class FollowerBase(Following):
+class FollowerBase(AnyFollower):
     """The base of ``Follower`` and ``ShelfReader``: what they hold is one replica."""
 
     def __init__(self, mirror: Mirror, state: Path | None, patience: float, every: float = math.inf) -> None:

@@ -54,7 +54,7 @@ class PartMirror(Mirror):
         return found
 
 
-class Cut(NamedTuple):
+class ShardCut(NamedTuple):
     """A box of a whole tensor: the part that has it, and which slot it is there."""
 
     part: int
@@ -67,7 +67,7 @@ class JointLayout:
     """The layout of whole tensors, and the boxes that make up each slot."""
 
     whole: Layout
-    cuts: tuple[tuple[Cut, ...], ...]
+    cuts: tuple[tuple[ShardCut, ...], ...]
 
     @classmethod
     def of(cls, layouts: Sequence[Layout]) -> JointLayout:
@@ -76,7 +76,7 @@ class JointLayout:
         Errors: ``InputError`` with a tensor of which some is nowhere.
         """
         slots: dict[str, Slot] = {}
-        cuts: dict[str, list[Cut]] = {}
+        cuts: dict[str, list[ShardCut]] = {}
         aliases: dict[str, str] = {}
         for part, layout in enumerate(layouts):
             for index, slot in enumerate(layout.slots):
@@ -85,7 +85,7 @@ class JointLayout:
                 whole = Slot(name, box.shape, slot.kind, slot.bound)
                 told = f"{name} is of another shape or dtype in some parts; start the trainer anew"
                 require(slots.setdefault(name, whole) == whole, InputError, told)
-                cuts.setdefault(name, []).append(Cut(part, index, box))
+                cuts.setdefault(name, []).append(ShardCut(part, index, box))
             aliases |= {parse(name)[0]: parse(target)[0] for name, target in layout.aliases}
         for name, slot in slots.items():
             there = sum(cut.box.numel for cut in cuts[name])

@@ -11,7 +11,7 @@ from thinwire.state.layout import MAX_NBYTES
 from thinwire.state.patches.patch import Version
 from thinwire.state.replica import CHECK_EVERY
 from thinwire.types import InputError, require
-from thinwire.uses.following.follower_base import PATIENCE, Following
+from thinwire.uses.following.follower_base import PATIENCE, AnyFollower
 from thinwire.uses.following.mirror import Base
 from thinwire.uses.following.push.follower import Follower, FollowingStatus
 from thinwire.uses.following.shards.common_version import CommonVersion
@@ -67,7 +67,7 @@ class PartFollower(Follower):
         self._of.failed(error)
 
 
-class ShardFollower(Following):
+class ShardFollower(AnyFollower):
     """Keep a copy of what a ``ShardPublisher`` on each process of a trainer publishes.
 
     ``addresses``: those of all parts, in the trainer's order, as ``shard_addresses`` takes them:
