@@ -114,12 +114,12 @@ def follow(order: dict[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def connected(host: str) -> socket.socket:
+def connected(host: str, port: int = PORT) -> socket.socket:
     """Return a connection to the other rank, which may not listen yet."""
     end = time.monotonic() + PATIENCE
     while True:
         try:
-            peer = socket.create_connection((host, PORT), PATIENCE)
+            peer = socket.create_connection((host, port), PATIENCE)
             _prepare(peer)
             return peer
         except OSError:

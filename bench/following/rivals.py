@@ -46,9 +46,14 @@ class Rival(ABC):
     def _unpacked(self, data: bytes, dtype: type) -> np.ndarray:
         return np.frombuffer(self._decoder.decompress(data), dtype)
 
-    @abstractmethod
     def encode(self, tensors: Tensors, before: np.ndarray) -> list[bytes]:
         """Return what travels, for fp32 tensors and the words [n] that the other end holds."""
+        words_of(tensors, self.now)
+        return self.pack(self.now, before)
+
+    @abstractmethod
+    def pack(self, words: np.ndarray, before: np.ndarray) -> list[bytes]:
+        """Return what travels, for words [n], which stay as they are unless they are ``now``."""
 
     @abstractmethod
     def decode(self, parts: list[bytes], held: np.ndarray) -> None:
@@ -60,9 +65,8 @@ class Full(Rival):
 
     kind = "full"
 
-    def encode(self, tensors: Tensors, before: np.ndarray) -> list[bytes]:
-        words_of(tensors, self.now)
-        return [self._coder.compress(self.now.data)]
+    def pack(self, words: np.ndarray, before: np.ndarray) -> list[bytes]:
+        return [self._coder.compress(words.data)]
 
     def decode(self, parts: list[bytes], held: np.ndarray) -> None:
         np.copyto(held, self._unpacked(parts[0], np.int16))
@@ -73,9 +77,8 @@ class Xor(Rival):
 
     kind = "xor"
 
-    def encode(self, tensors: Tensors, before: np.ndarray) -> list[bytes]:
-        words_of(tensors, self.now)
-        np.bitwise_xor(self.now, before, out=self.now)
+    def pack(self, words: np.ndarray, before: np.ndarray) -> list[bytes]:
+        np.bitwise_xor(words, before, out=self.now)
         return [self._coder.compress(self.now.data)]
 
     def decode(self, parts: list[bytes], held: np.ndarray) -> None:
@@ -88,11 +91,10 @@ class Pulse(Rival):
     kind = "pulse"
     widths: tuple[type, ...] = WIDTHS
 
-    def encode(self, tensors: Tensors, before: np.ndarray) -> list[bytes]:
-        words_of(tensors, self.now)
+    def pack(self, words: np.ndarray, before: np.ndarray) -> list[bytes]:
         counts, widths, gaps, values, start = [], [], [], [], 0
         for slot in self.layout.slots:
-            part = self.now[start : start + slot.numel]
+            part = words[start : start + slot.numel]
             at = np.flatnonzero(part != before[start : start + slot.numel])
             apart = np.diff(at, prepend=0)
             most = apart.max(initial=0)
@@ -132,11 +134,10 @@ class Sparse(Rival):
 
     kind = "sparse"
 
-    def encode(self, tensors: Tensors, before: np.ndarray) -> list[bytes]:
-        words_of(tensors, self.now)
+    def pack(self, words: np.ndarray, before: np.ndarray) -> list[bytes]:
         counts, indices, values, start = [], [], [], 0
         for slot in self.layout.slots:
-            part = self.now[start : start + slot.numel]
+            part = words[start : start + slot.numel]
             at = np.flatnonzero(part != before[start : start + slot.numel])
             counts.append(at.size)
             indices.append(at.astype(np.int32).tobytes())

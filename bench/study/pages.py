@@ -18,13 +18,13 @@ from bench.study.tables import Draw
 from thinwire.runs.records.writer import read_json
 
 FIGURES = ROOT / "docs" / "figures"
-MARK = re.compile(r"<!-- table:([a-z-]+) -->\n.*?<!-- end -->", re.DOTALL)
+MARK = re.compile(r"<!-- table:([a-z_-]+) -->\n.*?<!-- end -->", re.DOTALL)
 # Who draws tables: each has TABLES, by name; what stands before the first dash names the result.
 MODULES = (
     "ground.codecs", "ground.deltas", "ground.emulator", "ground.throughput",
     "training.tables", "training.quality", "training.student", "training.unbiased", "training.finetuning",
     "swarms.churn", "swarms.scale",
-    "following.tables", "pictures.tables", "federated.methods",
+    "following.tables", "following.hosts.sync_hosts_tables", "pictures.tables", "federated.methods",
     "federated.decided_tables", "scenes.tables", "scenes.refined",
     "models.packed", "models.versions", "models.supernet", "gpu.tables", "study.record", "papers.page",
 )  # fmt: skip
