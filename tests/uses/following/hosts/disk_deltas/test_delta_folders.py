@@ -270,7 +270,7 @@ def test_a_writer_leaves_what_is_not_its_own(tmp_path: Path):
     write_checkpoint(tmp_path / "state.safetensors", first(False), {})
     bits = read_bits(tmp_path / "state.safetensors")
     with pytest.raises(
-        InputError, match="hold bfloat16 alone, and [cen] is .*; publish floats, with --dtype bf16"
+        InputError, match=r"hold bfloat16 alone, and [cen] is .*; publish floats, with --dtype bf16"
     ):
         DeltaWriter(str(tmp_path / "sparse"), "trl").write(bits, Version(1, 1))
     one, two = (DeltaWriter(str(tmp_path / "ours")) for _ in range(2))

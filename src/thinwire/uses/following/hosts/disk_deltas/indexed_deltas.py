@@ -1,8 +1,9 @@
 """Delta folders of slime, miles and modelexpress: a checkpoint of compressed differences for each version.
 
 The format, read in slime's ``update_weight_from_disk_delta.py`` and ``sglang-pull_weights.patch`` (commit
-624b824) and in modelexpress's ``canonical_delta.py`` and ``receiver.py`` [quoted: code]. A version is a
-folder ``weight_v000004`` (slime, miles) or ``v4`` (modelexpress) of safetensors files and an index, which is
+624b824) and in modelexpress's ``canonical_delta.py`` and ``receiver.py`` [quoted: code]; miles
+writes the same by the words of its pull request 1235 [second-hand]. A version is a folder
+``weight_v000004`` (slime, miles) or ``v4`` (modelexpress) of safetensors files and an index, which is
 written last. The index's ``metadata`` has ``version``, ``base_version``, ``delta_encoding``,
 ``compression_format`` and ``checksum_format``; a tensor that changed is the bytes [n] of a Zstandard frame,
 and its new checksum is in its file's metadata under its name. A version whose index has no ``delta_encoding``
