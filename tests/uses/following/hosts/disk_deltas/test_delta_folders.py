@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 import torch
-from commanded import invoke, one_sentence
+from commanded import Script, invoke, meanwhile, newest, one_sentence
 from delta_hosts import Indexed, Sparse, State, octets
 from torch import Tensor
 
-from thinwire.files.checkpoint import read_bits, write_checkpoint
+from thinwire.files.checkpoint import read_bits, read_checkpoint, write_checkpoint
 from thinwire.state.patches.patch import Version
 from thinwire.types import InputError, LinkError
 from thinwire.uses.following.hosts.disk_deltas.delta_watch import DeltaWatch
@@ -134,6 +134,30 @@ def test_commands_need_no_code(tmp_path: Path):
     assert wrong.exit_code == 2 and "which this writer did not write" in one_sentence(wrong.stderr)
     wrong = invoke("publish", base, "--deltas", theirs, "--store", tmp_path / "other", *quick)
     assert wrong.exit_code == 2 and "is bfloat16 [30, 20] in" in one_sentence(wrong.stderr)
+
+
+def test_a_publisher_goes_on_as_its_trainer_does(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Each delta becomes a version; one that does not fit is told, and the next whole one mends that."""
+    base, theirs, store = (tmp_path / name for name in ("base.safetensors", "theirs", "store"))
+    states = stream(HOSTS["slime"], False, tmp_path / "made", 3)
+    write_checkpoint(base, states[0], {})
+
+    def script() -> Script:
+        yield lambda: newest(store) == 1
+        for number in (1, 2):
+            shutil.copytree(tmp_path / "made" / f"weight_v00000{number}", theirs / f"weight_v00000{number}")
+            yield lambda number=number: newest(store) == 1 + number
+        shutil.copytree(tmp_path / "made" / "weight_v000003", theirs / "weight_v000004")
+        yield lambda: "calls itself version 3" in notes[-1]
+        assert notes[-1].endswith("version 3 stays the newest")
+        (theirs / "weight_v000004").rename(theirs / "weight_v000003")
+        yield lambda: newest(store) == 4
+
+    notes = meanwhile(monkeypatch, script())
+    result = invoke("publish", base, "--deltas", theirs, "--store", store, "--rest", "0.01", "--quiet")
+    assert result.exit_code == 0, result.output
+    assert invoke("follow", store, "--once", "--out", tmp_path / "out").exit_code == 0
+    assert same(read_checkpoint(tmp_path / "out"), states[-1])
 
 
 def test_a_bucket_serves_both_ends(tmp_path: Path):

@@ -74,8 +74,7 @@ class DeltaWatch:
 
         tensors = self._base.first(patience)
         self._held = {name: bits_of(x) for name, x in tensors.items()}
-        while self._look() and not self.number:
-            self.take()
+        while self._look() and self.take() is None:
             time.sleep(LOOK)
         return self._tensors()
 
