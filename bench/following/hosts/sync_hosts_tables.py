@@ -19,10 +19,6 @@ def _named(of: str) -> str:
     return "experts at random" if of == EXPERTS else f"SmolLM2-135M at {of}"
 
 
-def _whom(r: Row) -> str:
-    return f"{_named(r['of'])}, {r['versions']} versions"
-
-
 def _ways(found: Row) -> Iterator[Row]:
     """Yield a row for each way and model."""
     for of in found["coding"]:
@@ -30,13 +26,14 @@ def _ways(found: Row) -> Iterator[Row]:
             mine, own = of["ways"][OURS], of["ways"][way]
             held = of["peak"][way] if of["peak"] else dict.fromkeys(("encode", "decode"))
             peak = {end: nbytes and nbytes / of["whole"] for end, nbytes in held.items()}
-            yield {"of": of["of"], "way": way, "whole": of["whole"] / own["bytes"], **own,
-                   "more": own["bytes"] / mine["bytes"], "peak": peak}  # fmt: skip
+            yield {"of": of["of"], "versions": of["versions"], "way": way, **own, "peak": peak,
+                   "whole": of["whole"] / own["bytes"], "more": own["bytes"] / mine["bytes"]}  # fmt: skip
 
 
 ways = columns(
     _ways,
-    ("weights", lambda r: _named(r["of"])), ("way", "{way}"), ("a version", lambda r: _size(r["bytes"])),
+    ("weights", lambda r: _named(r["of"])), ("of versions", "{versions}"), ("way", "{way}"),
+    ("a version", lambda r: _size(r["bytes"])),
     ("against bf16 whole", lambda r: times(r["whole"])), ("against thinwire", lambda r: times(r["more"])),
     ("encoding", "{encode:.2f} s"), ("applying", "{decode:.2f} s"),
     ("peak where it is encoded", lambda r: times(r["peak"]["encode"])),
@@ -60,11 +57,8 @@ def _best(r: Row) -> str:
 
 short = columns(
     "coding",
-    ("weights", _whom), ("changed", lambda r: percent(r["changed"])),
-    ("thinwire", lambda r: _size(r["ways"][OURS]["bytes"])),
-    ("vLLM's sparse", lambda r: _size(r["ways"]["vllm sparse"]["bytes"])),
-    ("verl's delta", lambda r: _size(r["ways"]["verl delta"]["bytes"])),
-    ("best other", _best), ("thinwire's share of it", lambda r: percent(r["share"])),
+    ("weights", lambda r: _named(r["of"])), ("thinwire", lambda r: _size(r["ways"][OURS]["bytes"])),
+    ("vLLM, verl", lambda r: _size(r["ways"]["vllm sparse"]["bytes"])), ("best other", _best),
 )  # fmt: skip
 
 
