@@ -22,6 +22,7 @@ from thinwire.types import MeasurementError
 LINES = {"20mbit": "20mbit,40ms", "100mbit": "100mbit,5ms"}
 PACE = 1.0  # seconds a step
 STEPS, WARM = 10, 2
+BUSY = 3.0  # load before a loop, above which other work takes the cores
 PROMPTS, LENGTH, TOKENS, ROWS = 8, 16, 16, 49_000  # a batch; tokens of a prompt, of a sample, to draw from
 SEED = 0
 
@@ -52,4 +53,5 @@ def told(found: dict[str, Any]) -> dict[str, Any]:
         "sent": network["uplink_bytes"] / (len(made["rows"]) + 1),  # a version is on its way at the start
         "identical": made["words"] == found["follow"]["words"],
         "valid": network["valid"],
+        "busy": network["load"]["before"] > BUSY,
     }

@@ -2,9 +2,10 @@
 
 ``python -m bench.following.hosts.sync_hosts`` (``make bench-sync-hosts``); given words (``coding``, ``loop``,
 a rate such as ``1e-06``, a line such as ``20mbit``), the cells that have them all; with ``--smoke`` it tries
-all on a model of a few thousand values and keeps nothing. ``--steps=22`` is content with so many recorded
-steps; without it, cells of fewer than 48 are measured anew. About an hour on two quiet cores, half of it to
-record three training runs of SmolLM2-135M (``recording``), which are left in the scratch folder.
+all on a model of a few thousand values and keeps nothing. Cells of fewer than 48 recorded steps are measured
+anew, and so are seconds of ``large`` and ``loop`` that were taken beside other work; ``--steps=22`` is
+content with so many. About an hour on two quiet cores, half of it to record three training runs of
+SmolLM2-135M (``recording``), which are left in the scratch folder.
 
 - ``coding``: bytes and seconds of all ways, in turn, over 48 steps at a rate, or of a model with experts of
   which 5 % change at random;
@@ -28,7 +29,7 @@ from bench.following.hosts.host_loop import LINES, PACE, PROMPTS, TOKENS, loop, 
 from bench.following.hosts.host_memory import memory
 from bench.following.hosts.host_sources import EXPERTS, Experts, moving
 from bench.following.hosts.hundred_versions import hundred
-from bench.following.hosts.large_state import COPIES, Copies, large, summed_up
+from bench.following.hosts.large_state import COPIES, Copies, busy, large, summed_up
 from bench.following.recording import BATCH, DATA, MODEL, SEQ, STEPS, in_process, scratch
 from bench.study.cells import Kept, makers, run_study
 
@@ -119,13 +120,18 @@ def smoke() -> dict[str, Any]:
     }
 
 
+def stale(steps: int, cell: Words, found: dict[str, Any]) -> bool:
+    """Return whether a cell is to be measured anew: of fewer steps, or seconds beside other work."""
+    beside = {"large": busy, "loop": lambda made: told(made)["busy"]}.get(cell[0], lambda made: False)
+    return found.get("steps", STEPS) < steps or beside(found)
+
+
 def main(words: list[str]) -> None:
     """Measure the missing cells, and those of fewer steps than wanted."""
     asked = [int(word.removeprefix("--steps=")) for word in words if word.startswith("--steps=")]
     steps = min([*asked, STEPS])
     chosen = [word for word in words if not word.startswith("--steps=")]
-    run_study(STUDY, chosen, cells, partial(measure, steps=steps), summary,
-              stale=lambda cell, found: found.get("steps", STEPS) < steps)  # fmt: skip
+    run_study(STUDY, chosen, cells, partial(measure, steps=steps), summary, stale=partial(stale, steps))
 
 
 if __name__ == "__main__":

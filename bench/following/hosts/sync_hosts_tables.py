@@ -47,7 +47,7 @@ loops = columns(
     ("waiting for weights", lambda r: percent(r["waiting"])), ("versions behind", "{behind:.1f}"),
     ("age", "{age:.2f} s"), ("sent a step", lambda r: _size(r["sent"])),
     ("same bits at the end", lambda r: yes(r["identical"])),
-    ("note", lambda r: "" if r["valid"] else "the machine was late"),
+    ("note", lambda r: "beside other work" if r["busy"] else "" if r["valid"] else "the machine was late"),
 )  # fmt: skip
 
 
@@ -76,7 +76,9 @@ def goals(found: Any) -> Rows:
     for what, limit, key in (("publish", PUBLISH, "whole_publish"), ("apply", APPLY, "apply")):
         told = f"two cores {what} {number} bf16 values at 1e-6 in {limit:g} s"
         met = yes(big["met"][what]) if big else yes(None)
-        yield [told, f"{big[key]:.2f} s; {big[key + '_cpu']:.2f} s of one core" if big else DASH, met]
+        beside = f" beside other work (load {big['load']:.0f})" if big and big["met"][what] is None else ""
+        took = f"{big[key]:.2f} s{beside}; {big[key + '_cpu']:.2f} s of one core" if big else DASH
+        yield [told, took, met]
 
 
 TABLES: dict[str, Draw] = {
