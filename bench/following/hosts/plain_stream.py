@@ -74,7 +74,7 @@ class PlainFollower:
     def __init__(self, source: Moving, way: str, host: str, port: int) -> None:
         self._source, self._way = source, host_formats(source.layout)[way]
         self._came: list[tuple[Version, list[bytes]]] = []
-        self._held = self._shown = Version(1, published=time.time())
+        self.held = self._shown = Version(1, published=time.time())
         self._changed = threading.Condition()
         self._peer = connected(host, port)
         self._peer.settimeout(None)
@@ -89,9 +89,9 @@ class PlainFollower:
     def wait(self, version: int = 1, timeout: float = PATIENCE) -> Version:
         """Return the newest version here, once its number is at least ``version``."""
         with self._changed:
-            if not self._changed.wait_for(lambda: self._held.number >= version, timeout):
+            if not self._changed.wait_for(lambda: self.held.number >= version, timeout):
                 raise LinkError(f"version {version} did not come within {timeout:g} s")
-            return self._held
+            return self.held
 
     def bring_up(self) -> Applied:
         """Bring the words to the newest version here."""
@@ -110,8 +110,8 @@ class PlainFollower:
                 sizes = [_count(stream) for _ in range(_count(stream))]
                 parts = [stream.read(size) for size in sizes]
                 with self._changed:
-                    self._held = Version(number, published=when)
-                    self._came.append((self._held, parts))
+                    self.held = Version(number, published=when)
+                    self._came.append((self.held, parts))
                     self._changed.notify_all()
 
     def close(self) -> None:
