@@ -3,11 +3,12 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 FLOWER := .venv-flower
+HOSTS := vllm==0.33.0 verl==0.9.1 sglang==0.5.23 # as noted in tests/uses/following/hosts/
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 export HF_HUB_DISABLE_TELEMETRY := 1
 unexport PYTHONDONTWRITEBYTECODE # the tests start many programs, each of which would compile all it imports
 
-.PHONY: help demo test test-long test-flower check bench bench-stores bench-quality bench-links bench-throughput bench-plan bench-overlap bench-deltas bench-pushed bench-unbiased bench-emulator bench-state bench-sync-hosts bench-student bench-finetuning bench-replicas bench-rates bench-fewest bench-coder bench-swarm-churn bench-swarm-scale bench-safe-rates bench-replica-times bench-diffusion bench-federated bench-federated-claims bench-supernet bench-papers bench-models bench-model-versions bench-scenes bench-experts bench-garment-distance train-flux-fashion train-flux-fashion-moe train-classifier pages docs setup setup-flower clean
+.PHONY: help demo test test-long test-hosts test-flower check bench bench-stores bench-quality bench-links bench-throughput bench-plan bench-overlap bench-deltas bench-pushed bench-unbiased bench-emulator bench-state bench-sync-hosts bench-student bench-finetuning bench-replicas bench-rates bench-fewest bench-coder bench-swarm-churn bench-swarm-scale bench-safe-rates bench-replica-times bench-diffusion bench-federated bench-federated-claims bench-supernet bench-papers bench-models bench-model-versions bench-scenes bench-experts bench-garment-distance train-flux-fashion train-flux-fashion-moe train-classifier pages docs setup setup-flower clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -42,6 +43,11 @@ test: setup  ## Run the tests
 
 test-long: setup  ## Run what is left out of them, since quicker tests prove it too
 	$(BIN)/python -m pytest -m long
+
+test-hosts: setup  ## Compare vLLM, verl and SGLang as noted with their wheels, which are downloaded (380 MB)
+	$(BIN)/python -m pip download --quiet --no-deps --only-binary :all: --python-version 3.11 --abi cp311 --abi abi3 --abi none \
+	  --platform manylinux_2_34_x86_64 --platform manylinux_2_28_x86_64 --platform any --dest build/wheels $(HOSTS)
+	$(BIN)/python -m tests.uses.following.hosts.read_signatures --check build/wheels/*.whl
 
 test-flower: setup-flower  ## Run the tests inside Flower, one with real servers (a few minutes); write their figures
 	FLWR_TELEMETRY_ENABLED=0 FLOWER_RESULTS=bench/results/flower.json \

@@ -138,8 +138,7 @@ class VerlEngine:
             port = self._source.relay if self._source else 0
             return Prepared(node, relay=port or self._port(LOOPBACK), relays=port > 0)
         if not self._token:
-            given = read_token(self.options.token_file or None)
-            self._token = secrets.token_hex(32) if given is None else given.decode()
+            self._token = _token(self.options.token_file)
         at = self._publisher.port if self._publisher else self.options.port or self._port(self.options.host)
         newest = self._publisher.newest.number if self._publisher else 0
         return Prepared(node, self.options.advertise or shown(ip, at), self._token, newest + 1)
@@ -309,6 +308,15 @@ def this_node() -> tuple[str, str]:
     """Return the address of this node among Ray's, and its name there."""
     ray = import_module("ray")
     return ray.util.get_node_ip_address().strip("[]"), ray.get_runtime_context().get_node_id()
+
+
+def _token(file: str) -> str:
+    """Return the token that both ends share. Errors: ``InputError`` for a file that has none."""
+    given = read_token(file or None)
+    try:
+        return secrets.token_hex(32) if given is None else given.decode()
+    except UnicodeDecodeError as e:
+        raise InputError("the token is no UTF-8, in which it goes to the rollouts; give a text") from e
 
 
 def _source(trainer: Prepared, own: Prepared, first: Prepared, all_: Sequence[Prepared]) -> SourceTold:
