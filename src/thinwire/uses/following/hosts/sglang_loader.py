@@ -41,9 +41,10 @@ _followed: dict[TrainerAddress, RolloutWeights] = {}  # in this worker: SGLang k
 def bring_up(engine: Any, address: str, version: int = 0, timeout: float = TIMEOUT, **trainer: Any) -> None:
     """Bring all workers of SGLang's ``engine`` up to ``version`` (0: the newest that is there).
 
-    SGLang lets running requests end first; it refuses where it has data-parallel replicas. ``trainer``: more of what ``TrainerAddress`` has, such as
-    ``base``. Errors: ``LinkError`` with what SGLang says. A loader that fails ends SGLang's scheduler, which
-    has no other way in 0.5.23: give a ``timeout`` [s] that the line keeps.
+    SGLang lets running requests end first, and refuses where it has data-parallel replicas. ``trainer``:
+    more of what ``TrainerAddress`` has, such as ``base``. Errors: ``LinkError`` with what SGLang says. A
+    loader that fails ends SGLang's scheduler, which has no other way in 0.5.23: give a ``timeout`` [s] that
+    the line keeps.
     """
     tensors = wanted(address, version, timeout, **trainer)
     _done(engine.begin_weight_update(), "begin_weight_update")
