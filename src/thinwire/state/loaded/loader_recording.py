@@ -107,6 +107,11 @@ class _Watch(TorchDispatchMode):
         self._found, self._probes = found, probes
         self._scalar: int | None = None  # the slot whose one value was asked for
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Nothing here is compiled: torch need not load its compiler, in seconds, within a host's pause."""
+        return False
+
     def __torch_dispatch__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None
     ) -> Any:
