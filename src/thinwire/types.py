@@ -19,9 +19,11 @@ from __future__ import annotations
 import enum
 import math
 import struct
+from abc import ABC, abstractmethod
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from types import TracebackType
+from typing import TYPE_CHECKING, Protocol, Self
 
 if TYPE_CHECKING:  # links and the emulator's relay know errors alone, and start without torch
     import torch
@@ -215,3 +217,31 @@ class ByteCursor:
         """Raise ``PayloadError`` if anything is left."""
         left = len(self._data) - self._at
         require(not left, PayloadError, f"{left} bytes too many behind {self._what}")
+
+
+class Closing(ABC):
+    """The base of what ends by ``close``, or at the end of a ``with`` block.
+
+    >>> class Door(Closing):
+    ...     def close(self) -> None:
+    ...         print("shut")
+    >>> with Door():
+    ...     pass
+    shut
+    """
+
+    @abstractmethod
+    def close(self) -> None:
+        """End it. Safe to call twice."""
+
+    def _leave(self, error: BaseException | None) -> None:
+        """End it with its block; ``error`` is what ended the block, if anything did."""
+        self.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._leave(error)

@@ -5,15 +5,14 @@ from __future__ import annotations
 import math
 import threading
 import time
-from abc import ABC, abstractmethod
+from abc import abstractmethod
 from collections.abc import Callable, Collection, Iterator
 from pathlib import Path
-from types import TracebackType
-from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
+from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 from thinwire.dtypes import check_torch
 from thinwire.links.inbox import renewed
-from thinwire.types import InputError, LinkError
+from thinwire.types import Closing, InputError, LinkError
 
 if TYPE_CHECKING:  # the defaults below are named where nothing is followed yet
     from torch import Tensor, nn
@@ -60,7 +59,7 @@ class Copy(Protocol):
     def bits(self) -> dict[str, Bits]: ...
 
 
-class AnyFollower(ABC):
+class AnyFollower(Closing):
     """What any follower does: waits, and models, tensors and a file of the copy that it holds.
 
     ``every``: seconds after which a wait for versions looks whether the publisher has gone.
@@ -227,14 +226,6 @@ class AnyFollower(ABC):
         copy = self._copy()
         copy.catch_up(TIMEOUT)
         return copy
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class FollowerBase(AnyFollower):

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from time import monotonic
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 from thinwire.links.hub.hub import Hub
 from thinwire.links.hub.station import EventKind
-from thinwire.types import InputError, LinkError, PayloadError, ThinwireError, require
+from thinwire.types import Closing, InputError, LinkError, PayloadError, ThinwireError, require
 from thinwire.uses.following.hosts import rollout_messages as messages
 from thinwire.uses.following.hosts.rollout_batch import (
     OpenBatch,
@@ -36,7 +35,7 @@ MOST_NBYTES = 1 << 28  # of a message
 
 
 @dataclass
-class RolloutPool:
+class RolloutPool(Closing):
     """Rollout workers that dial in, used as one function that generates.
 
     ``host``, ``port``: where to listen; off loopback a ``token`` is needed. ``max_age``: by how many versions
@@ -222,10 +221,5 @@ class RolloutPool:
         if age is not None:
             self.ages.append(age)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def _leave(self, error: BaseException | None) -> None:
         self._end(error)

@@ -10,7 +10,6 @@ from collections.abc import Callable, Iterable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any
 from uuid import uuid4
 
@@ -23,7 +22,7 @@ from thinwire.state.layout import Bounds, Dtypes, Layout
 from thinwire.state.patch_code.patch_stream import check_coder
 from thinwire.state.patches import body
 from thinwire.state.patches.patch import Meta, Patch, Version
-from thinwire.types import InputError, LinkError, PayloadError, ThinwireError, require
+from thinwire.types import Closing, InputError, LinkError, PayloadError, ThinwireError, require
 from thinwire.uses.following.published_tensors import Names, Source, notes_of, tensors_of
 from thinwire.uses.following.pull.claim import (
     LONGEST,
@@ -69,7 +68,7 @@ class WriterStatus:
     failures: int = 0
 
 
-class ShelfWriter:
+class ShelfWriter(Closing):
     """Keep a store at ``url`` up to date with a history, from a thread of its own.
 
     The newest version wins: all that is published while a file is being written goes into the next patch.
@@ -222,12 +221,7 @@ class ShelfWriter:
                 self._stop(timeout)
         self._raise_fatal()
 
-    def __enter__(self) -> ShelfWriter:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def _leave(self, error: BaseException | None) -> None:
         if error is None:
             self.close()
         else:

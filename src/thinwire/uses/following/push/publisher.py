@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 from time import monotonic, sleep
-from types import TracebackType
 
 from thinwire.links.hub.hub import Hub
 from thinwire.links.hub.station import SILENCE
@@ -14,7 +13,7 @@ from thinwire.state.history import History
 from thinwire.state.layout import Bounds, Dtypes, Layout
 from thinwire.state.patch_code.patch_stream import check_coder
 from thinwire.state.patches.patch import Version
-from thinwire.types import InputError, LinkError, require
+from thinwire.types import Closing, InputError, LinkError, require
 from thinwire.uses.following.published_tensors import Names, Source, notes_of, tensors_of
 from thinwire.uses.following.push.feed import Feed, FollowerStatus, check_name
 from thinwire.uses.following.state_names import check_text
@@ -23,7 +22,7 @@ TIMEOUT = 60.0  # seconds
 POLL = 0.01  # seconds
 
 
-class Publisher:
+class Publisher(Closing):
     """Make a module's or a mapping's tensors available to any number of followers, version after version.
 
     - ``host``, ``port``: the address to listen at; port 0 takes a free one. Off loopback a ``token`` is
@@ -158,12 +157,7 @@ class Publisher:
             if self._state is not None and self.newest.number and not closed:
                 self.save()
 
-    def __enter__(self) -> Publisher:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def _leave(self, error: BaseException | None) -> None:
         self.close(TIMEOUT if error is None else 0.0)
 
 

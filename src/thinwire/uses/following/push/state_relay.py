@@ -7,7 +7,6 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from time import monotonic
-from types import TracebackType
 from typing import TYPE_CHECKING
 
 from thinwire.links.hub.hub import Hub
@@ -20,7 +19,7 @@ from thinwire.state.layout import MAX_NBYTES, Layout
 from thinwire.state.patch_code.patch_stream import check_coder
 from thinwire.state.patches.moves import SectionReading
 from thinwire.state.patches.patch import Patch, Version
-from thinwire.types import LinkError, PayloadError
+from thinwire.types import Closing, LinkError, PayloadError
 from thinwire.uses.following.mirror import Base, begin, check_same
 from thinwire.uses.following.push.feed import HIGHEST, SILENT, TURN, Feed, FollowerStatus
 from thinwire.uses.following.push.protocol import Quiet
@@ -30,7 +29,7 @@ if TYPE_CHECKING:  # a copy of arrays needs no torch
     from torch import nn
 
 
-class StateRelay:
+class StateRelay(Closing):
     """Follow the publisher, or another relay, at ``host``:``port``, and serve at ``listen``.
 
     Memory: one copy of the state and the log of its changes. Versions keep their numbers, times are by the
@@ -231,14 +230,6 @@ class StateRelay:
         if self._feed is not None:
             self._feed.close()
         self._hub.close()
-
-    def __enter__(self) -> StateRelay:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _pass_up(self, version: int) -> None:
         """Ask the publisher to number its versions above what a follower of this relay has seen."""

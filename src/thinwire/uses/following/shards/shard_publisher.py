@@ -6,7 +6,6 @@ import json
 import secrets
 import zlib
 from collections.abc import Mapping
-from types import TracebackType
 from typing import Any
 
 import torch
@@ -15,7 +14,7 @@ from torch import distributed as dist
 
 from thinwire.state.boxes import Box, parse
 from thinwire.state.patches.patch import Version
-from thinwire.types import InputError, require
+from thinwire.types import Closing, InputError, require
 from thinwire.uses.following.published_tensors import Names, Source
 from thinwire.uses.following.push.publisher import TIMEOUT, Publisher
 from thinwire.uses.following.shards.local_shards import mesh_of, shards_of
@@ -24,7 +23,7 @@ from thinwire.uses.following.shards.shard_mark import KEY, Mark, own
 Has = dict[str, list[int]]  # each shard's name, and the shape of what is there
 
 
-class ShardPublisher:
+class ShardPublisher(Closing):
     """Publish this process's shards of a model under ``fully_shard`` (FSDP2) or any DTensors.
 
     Make one on every process, at the same place of the program: they tell each other once which shards they
@@ -110,12 +109,7 @@ class ShardPublisher:
         require(lost is None, InputError, told)
         return {shard: here[shard] for shard in self._own}
 
-    def __enter__(self) -> ShardPublisher:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def _leave(self, error: BaseException | None) -> None:
         self.close(TIMEOUT if error is None else 0.0)
 
 

@@ -6,8 +6,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -21,7 +20,7 @@ from thinwire.rounds.remote.control_messages import whole
 from thinwire.rounds.remote.remote_client import RemoteClient
 from thinwire.rounds.residuals import ClientResiduals
 from thinwire.rounds.update_messages import VersionMessage
-from thinwire.types import InputError, LinkError, require
+from thinwire.types import Closing, InputError, LinkError, require
 
 PARTING = 10.0  # seconds for the last word
 GUESS = 1.0  # seconds of a step, until one was timed
@@ -36,7 +35,7 @@ class _Round:
     start: Tensor
 
 
-class SwarmLoop:
+class SwarmLoop(Closing):
     """Take part in a swarm with the steps of ``optimizer``; made by ``thinwire.swarm.join``.
 
     Each step of the optimiser is a local step. After the last one of a round it sends what changed, waits for
@@ -117,14 +116,6 @@ class SwarmLoop:
             self._changes.put(None)  # the thread tells the keeper, so that nobody waits for this member
         self._thread.join(PARTING)
         self._spoke.close()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
 
 class _Steps:

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch.optim import Optimizer
 
-from thinwire.types import InputError, require
+from thinwire.types import Closing, InputError, require
 from thinwire.uses.training.replicas.ddp_hook import Origin
 from thinwire.uses.training.replicas.loop.between_sites import Between
 from thinwire.uses.training.replicas.loop.stepped import SteppedModel
@@ -19,7 +18,7 @@ from thinwire.uses.training.replicas.loop.stepped import SteppedModel
 STEPS = "local_steps"  # their number in a saved state
 
 
-class SharedTraining:
+class SharedTraining(Closing):
     """What keeps a model in a loop together with other replicas; made by ``local_steps``.
 
     A context manager: at its end the exchange is closed, and the links stay open.
@@ -84,14 +83,6 @@ class SharedTraining:
             self._handle.remove()
             self._between.close()
             self._stepped.free()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self.close()
 
     def _after(self, optimizer: Optimizer, args: Any, kwargs: Any) -> None:
         if torch._C._current_graph_task_id() < 0:
