@@ -159,6 +159,13 @@ def test_other_parts_than_there_are_addresses_are_refused_by_name() -> None:
         trainer.publish(state, 0)
         with pytest.raises(InputError, match=r"part 1 is at .* and at"):
             follower.wait(1)
+    trainer = Trainer(state)
+    with following(trainer) as follower:
+        trainer.publish(state)
+        trainer.publish(state, 0)  # and the other one is asked a step later
+        trainer.ends[1].publish(3, cut(state, 1), **{KEY: str(Mark("a" * 16, 2, 2, 2))})
+        with pytest.raises(InputError, match=r"version 2 is step . at .* and . at .*; publish on all"):
+            follower.wait(2)
     with Publisher(state) as whole, ShardFollower([f"{HOST}:{whole.port}"]) as follower:
         whole.publish(1)
         with pytest.raises(InputError, match="publishes a whole state, and no shards; follow it"):

@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import sys
 import traceback
+from collections.abc import Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -189,30 +191,7 @@ def refused(rank: int, world: int) -> int:
         publisher.publish(1, shards="mine")
     with pytest.raises(InputError, match="or use a ShardPublisher"):
         Publisher({"w": half})
-    model = nn.Module()
-    model.w = nn.Parameter(half)
-    with pytest.raises(InputError, match=r"publish_callback\(lambda: thinwire.ShardPublisher\(model"):
-        begun(publish_callback(lambda: Publisher({"w": torch.ones(2)})), model, rank)
-    made: list[ShardPublisher] = []
-
-    def make() -> ShardPublisher:
-        made.append(ShardPublisher(model))
-        return made[-1]
-
-    callback: Any = publish_callback(make)
-    begun(callback, model, rank)
-    state = SimpleNamespace(global_step=5, is_world_process_zero=rank == 0, log_history=[])
-    with ShardFollower(addresses(made[0], world)) as follower:
-        callback.on_step_end(None, state, None)
-        assert follower.wait(1).meta == {"step": 5} and torch.equal(follower.tensors()["w"], torch.ones(4))
-        dist.barrier()
-    callback.close()
     return 1
-
-
-def begun(callback: Any, model: nn.Module, rank: int) -> None:
-    state = SimpleNamespace(global_step=0, is_world_process_zero=rank == 0, log_history=[])
-    callback.on_train_begin(None, state, None, model=model)
 
 
 def ranks(rank: int, world: int, port: int) -> list[int]:
@@ -228,3 +207,44 @@ def ranks(rank: int, world: int, port: int) -> list[int]:
 
 def test_followers_of_a_sharded_trainer_hold_its_bits() -> None:
     assert in_processes(4, ranks) == [[3, 3, 1, 3, 1], *[[0, 0, 1, 0, 1]] * 3]
+
+
+@pytest.fixture
+def shard(tmp_path: Path) -> Iterator[Any]:
+    """Return a model that is sharded over one process."""
+    dist.init_process_group("gloo", f"file://{tmp_path}/meet", rank=0, world_size=1)
+    model = nn.Linear(3, 2)
+    yield fully_shard(model, mesh=init_device_mesh("cpu", (1,)))
+    dist.destroy_process_group()
+
+
+@pytest.mark.parametrize("main", [True, False])
+def test_a_trainer_s_callback_takes_a_publisher_of_shards_on_each_process(main: bool, shard: Any) -> None:
+    pytest.importorskip("transformers")
+    state = SimpleNamespace(global_step=5, is_world_process_zero=main, log_history=[{"loss": 0.5}])
+    given = (None, Publisher({"w": torch.ones(2)}), lambda: Publisher({"w": torch.ones(2)}))
+    for publisher in given:
+        with pytest.raises(InputError, match=r"publish_callback\(lambda: thinwire.ShardPublisher\(model"):
+            publish_callback(publisher).on_train_begin(None, state, None, model=shard)  # type: ignore[arg-type]
+    given[1].close()
+    with pytest.raises(InputError, match="or use a ShardPublisher"):
+        Publisher(shard)
+    made: list[ShardPublisher] = []
+
+    def make() -> ShardPublisher:
+        made.append(ShardPublisher(shard))
+        return made[-1]
+
+    callback: Any = publish_callback(make)
+    callback.on_train_begin(None, state, None, model=shard)
+    with ShardFollower(f"{HOST}:{made[0].port}") as follower:
+        callback.on_step_end(None, state, None)
+        assert follower.wait(1).meta == {"step": 5, "loss": 0.5}
+        assert torch.equal(follower.tensors()["weight"], shard.weight.full_tensor())
+        callback.on_train_end(None, state, None)
+    with pytest.raises(InputError, match="closed"):
+        made[0].publish(6)
+    with pytest.raises(InputError, match="Linear shares no parameter with the"):
+        callback.on_train_begin(
+            None, state, None, model=fully_shard(nn.Linear(3, 2), mesh=shard.weight.device_mesh)
+        )

@@ -74,12 +74,12 @@ class CommonVersion:
             self._hold(index, mark)
 
     def behind(self) -> list[int]:
-        """Return the parts that lack the newest version that another one has, or all that have none."""
+        """Return the parts that others wait for; where none waits, those that hold nothing."""
         with self.lock:
-            known = [self._coming[i] or self._held[i] for i in range(len(self._peers))]
-            lacking = [i for i, mark in enumerate(known) if mark is None]
-            newest = max((mark.number for mark in known if mark is not None), default=0)
-            return lacking or [i for i, mark in enumerate(known) if mark is not None and mark.number < newest]
+            awaited = {mark.version for mark in self._coming if mark is not None}
+            idle = [(i, held) for i, held in enumerate(self._held) if self._coming[i] is None]
+            late = [i for i, held in idle if held is not None and awaited and held.version not in awaited]
+            return [i for i, held in idle if held is None] or late
 
     def close(self) -> None:
         """Let no part move any more, and none wait."""
@@ -117,3 +117,7 @@ class CommonVersion:
         told = f"part {mark.part} is at {peer} and at {other}; give each part's address once"
         require(other == peer, InputError, told)
         self._parts[index] = mark.part
+        for where, known in zip(self._peers, zip(self._coming, self._held, strict=True), strict=True):
+            odd = next((m for m in known if m and m.version == mark.version and m.step != mark.step), None)
+            told = f"version {mark.number} is step {mark.step} at {peer} and {odd and odd.step} at {where}"
+            require(odd is None, InputError, f"{told}; publish on all processes of the trainer after a step")

@@ -19,6 +19,7 @@ from thinwire.uses.following.published_tensors import Names, Source, tensors_of
 
 def is_sharded(model: nn.Module) -> bool:
     """Return whether a module has parameters of which each process has a shard."""
+    tensor_kinds.reshard(model)
     return any(tensor_kinds.is_sharded(x) for x in model.parameters())
 
 

@@ -16,6 +16,8 @@ _TEXT = re.compile(r"(?P<run>[0-9a-f]{16}) (?P<number>\d{1,15}) (?P<part>\d{1,6}
 class Mark(NamedTuple):
     """The ``number``-th version of a ``run`` of the trainer: ``part`` of ``parts`` of it, from 1 on.
 
+    ``step``: as its publisher was told, and is not in the text.
+
     >>> str(Mark("9f" * 8, 12, 3, 8))
     '9f9f9f9f9f9f9f9f 12 3/8'
     """
@@ -24,6 +26,7 @@ class Mark(NamedTuple):
     number: int
     part: int
     parts: int
+    step: object = None
 
     def __str__(self) -> str:
         return f"{self.run} {self.number} {self.part}/{self.parts}"
@@ -39,7 +42,8 @@ class Mark(NamedTuple):
         found = _TEXT.fullmatch(str(meta.get(KEY, "")))
         if found is None:
             raise InputError(f"{peer} publishes a whole state, and no shards; follow it with Follower")
-        return cls(found["run"], int(found["number"]), int(found["part"]), int(found["parts"]))
+        numbers = (int(found[key]) for key in ("number", "part", "parts"))
+        return cls(found["run"], *numbers, meta.get("step"))
 
 
 def without(meta: Meta) -> dict[str, str | int | float]:
