@@ -31,7 +31,10 @@ class Publishes(Protocol):
 
     def flush(self, timeout: float = ...) -> None: ...
 
-    def publish(self, step: int | None = None, **meta: str | int | float) -> object: ...
+    @property
+    def publish(self) -> Callable[..., object]:
+        """It takes the step, and ``loss`` by name."""
+        ...
 
 
 class Closes(Publishes, Protocol):

@@ -155,7 +155,7 @@ def test_other_parts_than_there_are_addresses_are_refused_by_name() -> None:
     trainer = Trainer(state)
     trainer.numbers[1] = -1
     with following(trainer) as follower:
-        trainer.ends[1].publish(1, **{KEY: str(Mark("a" * 16, 1, 1, 2))})
+        trainer.ends[1].publish(1, None, **{KEY: str(Mark("a" * 16, 1, 1, 2))})
         trainer.publish(state, 0)
         with pytest.raises(InputError, match=r"part 1 is at .* and at"):
             follower.wait(1)

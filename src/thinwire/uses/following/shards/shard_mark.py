@@ -42,8 +42,8 @@ class Mark(NamedTuple):
         found = _TEXT.fullmatch(str(meta.get(KEY, "")))
         if found is None:
             raise InputError(f"{peer} publishes a whole state, and no shards; follow it with Follower")
-        numbers = (int(found[key]) for key in ("number", "part", "parts"))
-        return cls(found["run"], *numbers, meta.get("step"))
+        number, part, parts = (int(found[key]) for key in ("number", "part", "parts"))
+        return cls(found["run"], number, part, parts, meta.get("step"))
 
 
 def without(meta: Meta) -> dict[str, str | int | float]:
