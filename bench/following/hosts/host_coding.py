@@ -14,6 +14,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -98,7 +99,7 @@ def code(source: Moving, steps: int, tried: int) -> dict[str, Any]:
             else:
                 np.copyto(held, before)
                 plain = PlainSender(source, others[name], before)
-                row[name] = _pair(plain.encode, lambda parts, name=name: others[name].decode(parts, held))
+                row[name] = _pair(plain.encode, partial(others[name].decode, held=held))
                 if not np.array_equal(held, source.words):
                     raise SystemExit(f"{name}: other words came out than went in")
         np.copyto(before, source.words)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import gc
 import os
 import statistics
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -70,7 +71,7 @@ def large(source: Copies, versions: int = VERSIONS) -> dict[str, Any]:
     replica.start(source.tensors)
     replica.swap()
     for row, data in zip(rows, packed, strict=True):
-        _, row["apply"], row["apply_cpu"] = timed(lambda data=data: _apply(replica, data))
+        _, row["apply"], row["apply_cpu"] = timed(partial(_apply, replica, data))
     for _ in range(versions):
         source.advance()
     if not same(source.tensors, replica.tensors()):
@@ -88,11 +89,15 @@ def publish(source: Moving, versions: int) -> tuple[list[dict[str, Any]], list[b
         source.advance()
         base = history.newest.number
         version, publishing, published = timed(lambda: history.publish(source.tensors))
-        data, making, made = timed(lambda base=base: history.patch(base).pack())
+        data, making, made = timed(partial(_made, history, base))
         rows.append({"changed": version.changed, "bytes": len(data), "publish": publishing, "patch": making,
                      "publish_cpu": published, "patch_cpu": made})  # fmt: skip
         packed.append(data)
     return rows, packed
+
+
+def _made(history: History, base: int) -> bytes:
+    return history.patch(base).pack()
 
 
 def _apply(replica: Replica, data: bytes) -> None:

@@ -122,8 +122,8 @@ def smoke() -> dict[str, Any]:
 
 def stale(steps: int, cell: Words, found: dict[str, Any]) -> bool:
     """Return whether a cell is to be measured anew: of fewer steps, or seconds beside other work."""
-    beside = {"large": busy, "loop": lambda made: told(made)["busy"]}.get(cell[0], lambda made: False)
-    return found.get("steps", STEPS) < steps or beside(found)
+    beside = busy(found) if cell[0] == "large" else cell[0] == "loop" and bool(told(found)["busy"])
+    return int(found.get("steps", STEPS)) < steps or beside
 
 
 def main(words: list[str]) -> None:

@@ -31,7 +31,12 @@ def test_every_way_brings_the_same_words_and_is_told_in_the_tables() -> None:
     assert min(sparse) > 6 * found["changed"] * found["numel"]  # an index and a value a change, and more
     big = summed_up(large(Copies(Experts(small=True), 2), 2))
     found |= {"of": "experts", "met": False, "peak": None}
-    results = {"coding": [found], "loops": [], "versions": hundred(Experts(small=True), 2), "large": big}
+    results: dict[str, Any] = {
+        "coding": [found],
+        "loops": [],
+        "versions": hundred(Experts(small=True), 2),
+        "large": big,
+    }
     assert results["versions"]["identical"] == 2
     assert goals(results).count("| yes |") == 3
     assert all(draw(results).count("\n") >= 1 for draw in TABLES.values())
