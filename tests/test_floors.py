@@ -93,6 +93,7 @@ ALLOWED: dict[str, set[str]] = {
     **dict.fromkeys(
         ("federated", "models", "scenes", "swarm"), F3 | RUNS | LISTS | ENGINES | POLICIES | RAN
     ),  # a use in Python
+    "kv": F3,  # caches that travel: no use has them
     "cli": F3 | RUNS | LISTS | ENGINES | POLICIES | RAN | COMMANDS | {"uses.listing"},
     "__main__": {"cli"},
     "__init__": F3 | ENGINES | {"moved"},

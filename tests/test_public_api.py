@@ -34,7 +34,7 @@ OPTIONAL = (
 )
 MODULES = sorted(m.name for m in pkgutil.walk_packages(thinwire.__path__, "thinwire."))
 
-DOORS = ("federated", "models", "scenes", "swarm")
+DOORS = ("federated", "kv", "models", "scenes", "swarm")
 PUBLIC = [
     "AuthError",
     "CompressedStage",
@@ -62,6 +62,7 @@ PUBLIC = [
     "__version__",
     "connect_mesh",
     "federated",
+    "kv",
     "local_steps",
     "local_steps_callback",
     "local_steps_lightning",

@@ -77,7 +77,7 @@ _HOMES = {
         "ThinwireError",
     ),
 }
-_DOORS = ("federated", "models", "scenes", "swarm")  # modules, each of a use
+_DOORS = ("federated", "kv", "models", "scenes", "swarm")  # modules, each of a use
 _HOME = {name: module for module, names in _HOMES.items() for name in names}
 
 __all__ = [
@@ -107,6 +107,7 @@ __all__ = [
     "__version__",
     "connect_mesh",
     "federated",
+    "kv",
     "local_steps",
     "local_steps_callback",
     "local_steps_lightning",

@@ -1,0 +1,1 @@
+"""Keys and values of language models by principal components: what ``thinwire.kv`` is made of."""

@@ -1,0 +1,174 @@
+"""Rows of a cache to bytes and back: some tokens exactly, the others by components, in levels of one step.
+
+Body: the exact rows, then the levels of components, ``RUN`` or more together, from the largest deviation on.
+Each is one or more parts, which the entropy coder wrote, behind their lengths (u32, little-endian).
+"""
+
+from __future__ import annotations
+
+import struct
+from collections.abc import Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+import torch
+from torch import Tensor
+
+from thinwire import staging
+from thinwire.codecs import tagged
+from thinwire.codecs.caches.components import Basis
+from thinwire.codecs.caches.rotations import Rotation
+from thinwire.codecs.deadzone import DeadZone
+from thinwire.codecs.entropy import Entropy
+from thinwire.spec import Spec
+from thinwire.types import ByteCursor, InputError, Payload, PayloadError, TensorSpec, require
+
+RUN = 1 << 16  # levels that share odds, about: fewer would not pay for the table of their odds
+SMALL = 0.3  # deviations of so many steps become nothing but zeros, nearly: such components are left out
+_LENGTH = struct.Struct("<I")
+_PARTS = 3  # of a run: codes, large levels, step
+Data = bytes | memoryview
+
+
+@dataclass(frozen=True, repr=False)
+class CacheRows(Spec):
+    """Code the ``first`` and ``last`` tokens exactly and the others by components, as multiples of ``step``.
+
+    ``step`` is of weighted rows (``Components.step``); ``offset`` as in ``DeadZone``. The first tokens of a
+    text take most of all attention, and the last ones what is written next. Where a cache does not begin with
+    its text, as that of a sliding window, none counts as first.
+
+    Encoded again, a cache gives the same bytes on the same machine. What others decode differs in the last
+    bits: products of matrices round as the machine does.
+    """
+
+    step: float
+    first: int = 4
+    last: int = 64
+    offset: float = 0.4
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        require(self.step > 0, InputError, f"step={self.step} is not above 0")
+        require(0 <= self.offset <= 0.5, InputError, f"offset={self.offset} is not in 0..0.5")
+        for name, n in (("first", self.first), ("last", self.last)):
+            require(n >= 0, InputError, f"{name}={n} exact tokens, expected 0 or more")
+
+    def encode(self, basis: Basis, turns: Sequence[Rotation], held: Sequence[Tensor], begin: int) -> bytes:
+        """Return what a cache holds of the tokens from ``begin`` on, in the ``columns`` of ``basis``.
+
+        ``held``: of each column [heads, tokens, width], of one dtype; ``turns``: that of each.
+        Errors: ``InputError`` for a NaN or an infinity.
+        """
+        n = held[0].shape[1]
+        start, stop = self.coded(n, begin)
+        exact = _rows([torch.cat([x[:, :start], x[:, stop:]], 1) for x in held])
+        parts = [*tagged.compressed([tagged.Symbols.of(exact.flatten())], 1)] if exact.numel() else []
+        if stop > start:
+            middle = [x[:, start:stop].float() for x in held]
+            turned = [t.turned(x, begin + start, back=True) for t, x in zip(turns, middle, strict=True)]
+            levels = self._levels(basis, _rows(turned))
+            for run in levels.split(self.run(stop - start)) if len(levels) else ():
+                parts += self._code.encode(run).parts
+        return b"".join(_LENGTH.pack(p.numel()) + bytes(staging.memory(p)) for p in parts)
+
+    def decode(
+        self, basis: Basis, turns: Sequence[Rotation], data: Data, shape: tuple[int, int], dtype: torch.dtype
+    ) -> list[Tensor]:
+        """Return what ``encode`` was given as ``held``; ``shape``: its tokens, and where they begin.
+
+        Errors: ``PayloadError``.
+        """
+        cursor, (n, begin) = ByteCursor(data, "a part of a cache"), shape
+        start, stop = self.coded(n, begin)
+        exact = _exact(cursor, n - (stop - start), basis.mean.numel(), dtype) if n > stop - start else None
+        sizes = _sizes(self.rank(basis), self.run(stop - start)) if stop > start else []
+        runs = [self._run(cursor, k, stop - start) for k in sizes]
+        cursor.close()
+        found = _columns(basis, exact) if exact is not None else [torch.empty(0)] * len(turns)
+        if stop > start:
+            middle = _columns(basis, self._values(basis, runs, stop - start))
+            for i, (turn, x) in enumerate(zip(turns, middle, strict=True)):
+                own = turn.turned(x, begin + start).to(dtype)
+                few = found[i] if exact is not None else own[:, :0]
+                found[i] = torch.cat([few[:, :start], own, few[:, start:]], 1)
+        return found
+
+    def coded(self, n: int, begin: int) -> tuple[int, int]:
+        """Return which of ``n`` tokens from ``begin`` on are coded: from where to where."""
+        start = self.first if begin == 0 else 0
+        return (start, n - self.last) if n > start + self.last else (n, n)
+
+    def rank(self, basis: Basis) -> int:
+        """Return how many components are coded: those that do not become zeros."""
+        return int((basis.deviations >= SMALL * self.step).sum())
+
+    def run(self, tokens: int) -> int:
+        """Return how many components share odds."""
+        return max(4, -(-RUN // max(tokens, 1)) // 4 * 4)
+
+    @cached_property
+    def _code(self) -> Entropy:
+        return Entropy(DeadZone(step=1.0, offset=self.offset, unit="one"))
+
+    def _levels(self, basis: Basis, rows: Tensor) -> Tensor:
+        """Return the components of rows [tokens, width] in steps, float32 [rank, tokens]."""
+        analysis = basis.analysis[:, : self.rank(basis)].T / self.step
+        kind = _kind_of_product(rows.device)
+        centred = (rows.float() - basis.mean).to(kind)
+        return (analysis.to(kind) @ centred.T).float().contiguous()
+
+    def _values(self, basis: Basis, runs: Sequence[Tensor], tokens: int) -> Tensor:
+        """Return the rows [tokens, width] that levels stand for."""
+        if not runs:
+            return basis.mean.expand(tokens, -1)
+        kind = _kind_of_product(basis.mean.device)
+        levels = torch.cat([*runs]).to(kind)
+        synthesis = basis.synthesis[: len(levels)] * self.step
+        return (levels.T @ synthesis.to(kind)).float().add_(basis.mean)
+
+    def _run(self, cursor: ByteCursor, components: int, tokens: int) -> Tensor:
+        parts = tuple(_next(cursor) for _ in range(_PARTS))
+        return self._code.decode(Payload(TensorSpec((components, tokens)), parts))
+
+
+def _kind_of_product(device: torch.device) -> torch.dtype:
+    """Return the dtype in which matrices are multiplied: bfloat16 where the processor has tiles of it.
+
+    A cache of bfloat16 is no finer, and the levels are whole numbers.
+    """
+    tiles = getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
+    return torch.bfloat16 if device.type != "cpu" or tiles() else torch.float32
+
+
+def _sizes(rank: int, run: int) -> list[int]:
+    return [min(run, rank - at) for at in range(0, rank, run)]
+
+
+def _next(cursor: ByteCursor) -> Tensor:
+    (n,) = cursor.unpack(_LENGTH)
+    part = bytearray(cursor.take(n))
+    return torch.frombuffer(part, dtype=torch.uint8) if n else torch.empty(0, dtype=torch.uint8)
+
+
+def _exact(cursor: ByteCursor, tokens: int, width: int, dtype: torch.dtype) -> Tensor:
+    """Return the exact rows [tokens, width]."""
+    (arrived,) = tagged.arrived((_next(cursor),))
+    found = tagged.expand(arrived, tokens * width * dtype.itemsize)
+    fits = found.dtype == dtype and found.numel() == tokens * width
+    told = f"{found.numel()} exact numbers of {found.dtype}, expected {tokens * width} of {dtype}"
+    require(fits, PayloadError, told)
+    return found.view(tokens, width)
+
+
+def _rows(held: Sequence[Tensor]) -> Tensor:
+    """Return columns [heads, tokens, width] as rows [tokens, all widths]."""
+    return torch.cat([x.transpose(0, 1).flatten(1) for x in held], 1)
+
+
+def _columns(basis: Basis, rows: Tensor) -> list[Tensor]:
+    """Return rows as columns, a view of them each."""
+    parts = rows.split([w.shape[0] * w.shape[1] for w in basis.weights], 1)
+    return [
+        p.unflatten(1, (w.shape[0], -1)).transpose(0, 1) for p, w in zip(parts, basis.weights, strict=True)
+    ]

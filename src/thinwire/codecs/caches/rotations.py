@@ -1,0 +1,75 @@
+"""The turn that a position gives to keys, undone and done again.
+
+Rotary embeddings turn pairs of a key's values by the position times a frequency. What is left without the
+turn lies in far fewer directions, the same ones at every position, so components are made of that.
+Source: RoFormer (Su et al. 2021, arXiv 2104.09864), equation 34; halves as pairs: GPT-NeoX [from memory].
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from thinwire.types import InputError, require
+
+STYLES = NONE, HALVES, PAIRS = "none", "halves", "pairs"
+MOST = 1024  # frequencies of a head
+
+
+@dataclass(frozen=True)
+class Rotation:
+    """How keys are turned: which values are a pair, and its ``frequencies`` in radians a token.
+
+    The first two times ``len(frequencies)`` values of a head are turned, the others are left. A pair is
+    value i and the one half of those behind it (``halves``), or two neighbours (``pairs``).
+
+    >>> turn = Rotation("halves", (1.0, 0.01))
+    >>> x = torch.arange(8.0).view(1, 2, 4)
+    >>> torch.allclose(turn.turned(turn.turned(x, 7), 7, back=True), x)
+    True
+    """
+
+    style: str = NONE
+    frequencies: tuple[float, ...] = ()
+
+    def __post_init__(self) -> None:
+        require(self.style in STYLES, InputError, f"style={self.style!r} is not one of {', '.join(STYLES)}")
+        n = len(self.frequencies)
+        require(n <= MOST, InputError, f"{n} frequencies of a head, at most {MOST}")
+        told = f"{n} frequencies for keys that are turned by style {self.style!r}"
+        require((self.style == NONE) == (not n), InputError, told)
+
+    @property
+    def width(self) -> int:
+        """Values of a head that are turned."""
+        return 2 * len(self.frequencies)
+
+    def turned(self, x: Tensor, begin: int, back: bool = False) -> Tensor:
+        """Return keys [heads, tokens, width] of the positions from ``begin`` on, turned, or turned back."""
+        if self.style == NONE:
+            return x
+        cos, sin = _table(self.frequencies, begin, x.shape[1], x.dtype, x.device)
+        if back:
+            sin = -sin
+        inner, rest = x[..., : self.width], x[..., self.width :]
+        apart = inner.unflatten(-1, (2, -1) if self.style == HALVES else (-1, 2))
+        first, second = apart.unbind(-2 if self.style == HALVES else -1)
+        found = first * cos - second * sin, second * cos + first * sin
+        whole = torch.stack(found, -2 if self.style == HALVES else -1).flatten(-2)
+        return torch.cat([whole, rest], -1) if rest.shape[-1] else whole
+
+
+STILL = Rotation()  # of values, and of models without such positions
+
+
+@lru_cache(maxsize=16)  # the same for all layers of a cache
+def _table(
+    frequencies: tuple[float, ...], begin: int, n: int, dtype: torch.dtype, device: torch.device
+) -> tuple[Tensor, Tensor]:
+    """Return cosines and sines [n, frequencies] of the positions from ``begin`` on."""
+    places = torch.arange(begin, begin + n, dtype=torch.float64)
+    angles = places[:, None] * torch.tensor(frequencies, dtype=torch.float64)
+    return angles.cos().to(device, dtype), angles.sin().to(device, dtype)
