@@ -131,13 +131,14 @@ class CacheReader:
     def feed(self, data: bytes | bytearray | memoryview) -> list[Arrival]:
         """Take the next bytes; return the layers that are ready now, in order."""
         self._data += data
+        require(not self.whole or not self._data, PayloadError, _beyond(len(self._data)))
         if self.head is None:
             self.head = self._opened()
         while self.head is not None and self._part(self.head):
             pass
-        if self.whole and self._data:
-            raise PayloadError(f"{len(self._data)} bytes too many behind a packed cache")
-        return list(self._ready())
+        found = list(self._ready())
+        require(not self.whole or not self._data, PayloadError, _beyond(len(self._data)))
+        return found
 
     def close(self) -> None:
         """Raise ``PayloadError`` unless all layers have come."""
@@ -200,6 +201,10 @@ class CacheReader:
             yield Arrival(self._next - 1, Kept(keys, values))
 
 
+def _beyond(n: int) -> str:
+    return f"{n} bytes too many behind a packed cache"
+
+
 def arrivals(reader: CacheReader, parts: Iterable[bytes], early: Iterable[Arrival] = ()) -> Iterator[Arrival]:
     """Yield layers in order, ``early`` ones first, as bytes come. Errors: those of ``CacheReader``."""
     yield from early
@@ -226,8 +231,9 @@ def _checked(note: Mapping[str, Any], components: Components) -> CacheHead:
     seen, kept = note["seen"], tuple(note["kept"])
     whole = all(type(n) is int for n in (seen, *kept)) and len(kept) == len(components.layers)
     fits = whole and 0 < seen <= components.tokens and all(0 <= n <= seen for n in kept)
+    fits = fits and all(type(note[k]) is int and 0 <= note[k] < 1 << 31 for k in ("first", "last"))
     fits = fits and all(len({kept[i] for i in b.layers}) == 1 for b in components.bases)
-    told = f"a cache of {seen!r:.20} tokens, {str(kept)[:40]} kept; expected at most {components.tokens}"
+    told = f"a head of {seen!r:.20} tokens, {str(kept)[:40]} kept, of at most {components.tokens}"
     require(fits, PayloadError, told)
     try:
         rows = CacheRows(note["step"], note["first"], note["last"], note["offset"])

@@ -10,7 +10,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Sequence
 from hashlib import blake2b
-from itertools import pairwise
 from typing import Any, NamedTuple
 
 import torch
@@ -18,8 +17,6 @@ from torch import Tensor
 
 from thinwire.codecs.caches.components import (
     BOTH,
-    KEYS,
-    VALUES,
     Basis,
     Components,
     LayerForm,
@@ -34,7 +31,7 @@ FOLLOWING = 256  # tokens of a text's end
 FIRST = 4  # tokens that are kept exactly, and are like no others
 LAST = 64  # tokens before those that follow: they matter most, and are kept exactly too
 LEAST = 1e-3  # of the largest deviation: components below it are not kept
-WIDE = 1024  # numbers of a row of one basis, at most, but for a layer that is wider
+WIDE = 1200  # numbers of a row of one basis, at most, but for a layer that is wider
 
 
 class Sample(NamedTuple):
@@ -166,7 +163,7 @@ class _Sums:
         self.forms, self.plans, self.n = forms, _plans(forms, wide), 0
         shapes = [(f.heads, w, w) for f in forms for w in (f.key, f.value)]
         self.information = [torch.zeros(s, dtype=torch.float64) for s in shapes]
-        widths = [sum(forms[i].width(kind) for i in own) for own, kind in self.plans]
+        widths = [sum(forms[i].width(BOTH) for i in layers) for layers in self.plans]
         self.sums = [torch.zeros(w, dtype=torch.float64) for w in widths]
         self.products = [torch.zeros(w, w, dtype=torch.float64) for w in widths]
 
@@ -182,9 +179,8 @@ class _Sums:
                 g = own[:, start : n - min(LAST, (n - start) // 4)]
                 self.information[2 * i + k] += (g.transpose(1, 2) @ g).double() / g.shape[1]
         self.n += plain[0][0].shape[1]
-        for j, (layers, kind) in enumerate(self.plans):
-            kept = {KEYS: slice(0, 1), VALUES: slice(1, 2), BOTH: slice(0, 2)}[kind]
-            rows = torch.cat([x.transpose(0, 1).flatten(1) for i in layers for x in plain[i][kept]], 1)
+        for j, layers in enumerate(self.plans):
+            rows = torch.cat([x.transpose(0, 1).flatten(1) for i in layers for x in plain[i]], 1)
             self.sums[j] += rows.sum(0, dtype=torch.float64)
             self.products[j] += (rows.T @ rows).double()
 
@@ -197,23 +193,20 @@ class _Sums:
         """Return the components of all."""
         weights = [weight_of(g) for g in self.information]
         found = []
-        for (own, kind), total, products in zip(self.plans, self.sums, self.products, strict=True):
+        for layers, total, products in zip(self.plans, self.sums, self.products, strict=True):
             mean = total / self.n
             covariance = products / self.n - mean[:, None] * mean
-            each = [2 * i + k for i in own for k in {KEYS: (0,), VALUES: (1,), BOTH: (0, 1)}[kind]]
-            found.append(fitted(own, kind, mean, covariance, [weights[e] for e in each], LEAST))
+            own = [weights[2 * i + k] for i in layers for k in (0, 1)]
+            found.append(fitted(layers, BOTH, mean, covariance, own, LEAST))
         return found
 
 
-def _plans(forms: Sequence[LayerForm], wide: int) -> list[tuple[tuple[int, ...], str]]:
+def _plans(forms: Sequence[LayerForm], wide: int) -> list[tuple[int, ...]]:
     """Return which layers share components: some in a row, of one window."""
-    found: list[tuple[tuple[int, ...], str]] = []
-    most = max(max(f.width(KEYS), f.width(VALUES)) for f in forms)
-    each = max(1, wide // most)
-    starts = [*range(0, len(forms), each), len(forms)]
-    for start, stop in pairwise(starts):
-        windows = dict.fromkeys(forms[i].window for i in range(start, stop))
-        for window in windows:
-            own = tuple(i for i in range(start, stop) if forms[i].window == window)
-            found += [(own, KEYS), (own, VALUES)]
+    each = max(1, wide // max(f.width(BOTH) for f in forms))
+    found = list[tuple[int, ...]]()
+    for start in range(0, len(forms), each):
+        near = range(start, min(start + each, len(forms)))
+        windows = dict.fromkeys(forms[i].window for i in near)
+        found += [tuple(i for i in near if forms[i].window == window) for window in windows]
     return found

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from thinwire import staging
 from thinwire.codecs.caches.cache_rows import CacheRows
-from thinwire.codecs.caches.components import KEYS, Components
+from thinwire.codecs.caches.components import Components
 from thinwire.kv.cache_stream import CacheReader, Kept, packed_parts, turns
 from thinwire.types import ByteCursor, InputError, MissingExtra, PayloadError, require
 
@@ -58,15 +58,13 @@ def chunk_of_bytes(data: bytes | bytearray | memoryview, components: Components)
 
 
 def place_of(layers: list[Kept], components: Components) -> int:
-    """Return at which multiple of its length a chunk most likely begins: where its keys take fewest bits."""
-    basis = next(b for b in components.bases if b.kind == KEYS)
+    """Return at which multiple of its length a chunk most likely begins: where its rows take fewest bits."""
+    basis, forms = components.bases[0], components.layers
     n = layers[0].keys.shape[1]
-    some = [layers[i].keys[:, :LOOKED_AT].float() for i, _ in basis.columns]
+    some = [getattr(layers[i], kind)[:, :LOOKED_AT].float() for i, kind in basis.columns]
     best, place = float("inf"), 0
     for begin in range(0, components.tokens - n + 1, n):
-        turned = [
-            t.turned(x, begin, back=True) for t, x in zip(turns(basis, components.layers), some, strict=True)
-        ]
+        turned = [t.turned(x, begin, back=True) for t, x in zip(turns(basis, forms), some, strict=True)]
         rows = torch.cat([x.transpose(0, 1).flatten(1) for x in turned], 1)
         sizes = ((rows - basis.mean) @ basis.analysis).abs()
         bits = float((1 + sizes / (basis.deviations + 1e-3 * basis.deviations[0])).log().sum())
