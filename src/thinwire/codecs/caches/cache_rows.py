@@ -64,11 +64,9 @@ class CacheRows(Spec):
         start, stop = self.coded(n, begin)
         exact = _rows([torch.cat([x[:, :start], x[:, stop:]], 1) for x in held])
         parts = [*tagged.compressed([tagged.Symbols.of(exact.flatten())], 1)] if exact.numel() else []
-        if stop > start:
-            middle = [x[:, start:stop].float() for x in held]
-            turned = [t.turned(x, begin + start, back=True) for t, x in zip(turns, middle, strict=True)]
-            levels = self._levels(basis, _rows(turned))
-            for run in levels.split(self.run(stop - start)) if len(levels) else ():
+        if stop > start and self.rank(basis):
+            levels = self._levels(basis, turns, [x[:, start:stop] for x in held], begin + start)
+            for run in levels.split(self.run(stop - start)):
                 parts += self._code.encode(run).parts
         return b"".join(_LENGTH.pack(p.numel()) + bytes(staging.memory(p)) for p in parts)
 
@@ -85,13 +83,14 @@ class CacheRows(Spec):
         sizes = _sizes(self.rank(basis), self.run(stop - start)) if stop > start else []
         runs = [self._run(cursor, k, stop - start) for k in sizes]
         cursor.close()
-        found = _columns(basis, exact) if exact is not None else [torch.empty(0)] * len(turns)
+        found = [torch.empty(w.shape[0], n, w.shape[1], dtype=dtype) for w in basis.weights]
+        if exact is not None:
+            for x, few in zip(found, _columns(basis, exact), strict=True):
+                x[:, :start], x[:, stop:] = few[:, :start], few[:, start:]
         if stop > start:
             middle = _columns(basis, self._values(basis, runs, stop - start))
-            for i, (turn, x) in enumerate(zip(turns, middle, strict=True)):
-                own = turn.turned(x, begin + start).to(dtype)
-                few = found[i] if exact is not None else own[:, :0]
-                found[i] = torch.cat([few[:, :start], own, few[:, start:]], 1)
+            for turn, x, own in zip(turns, found, middle, strict=True):
+                x[:, start:stop] = turn.turned(own.float(), begin + start) if turn.frequencies else own
         return found
 
     def coded(self, n: int, begin: int) -> tuple[int, int]:
@@ -111,21 +110,28 @@ class CacheRows(Spec):
     def _code(self) -> Entropy:
         return Entropy(DeadZone(step=1.0, offset=self.offset, unit="one"))
 
-    def _levels(self, basis: Basis, rows: Tensor) -> Tensor:
-        """Return the components of rows [tokens, width] in steps, float32 [rank, tokens]."""
+    def _levels(self, basis: Basis, turns: Sequence[Rotation], held: Sequence[Tensor], begin: int) -> Tensor:
+        """Return components in steps, float32 [rank, tokens], of columns [heads, tokens, width]."""
+        kind, tokens = _kind_of_product(held[0].device), held[0].shape[1]
+        rows = torch.empty(tokens, basis.mean.numel(), dtype=kind)
+        means = _columns(basis, basis.mean[None])
+        for turn, x, out, mean in zip(turns, held, _columns(basis, rows), means, strict=True):
+            plain = turn.turned(x.float(), begin, back=True) if turn.frequencies else x
+            torch.sub(plain, mean, out=out)
         analysis = basis.analysis[:, : self.rank(basis)].T / self.step
-        kind = _kind_of_product(rows.device)
-        centred = (rows.float() - basis.mean).to(kind)
-        return (analysis.to(kind) @ centred.T).float().contiguous()
+        return (analysis.to(kind) @ rows.T).float().contiguous()
 
     def _values(self, basis: Basis, runs: Sequence[Tensor], tokens: int) -> Tensor:
-        """Return the rows [tokens, width] that levels stand for."""
-        if not runs:
-            return basis.mean.expand(tokens, -1)
+        """Return the rows [tokens, width] that levels stand for.
+
+        The mean is a component too, whose level is one: rounded, and what rounding left.
+        """
         kind = _kind_of_product(basis.mean.device)
-        levels = torch.cat([*runs]).to(kind)
-        synthesis = basis.synthesis[: len(levels)] * self.step
-        return (levels.T @ synthesis.to(kind)).float().add_(basis.mean)
+        rounded = basis.mean.to(kind)
+        rest = (basis.mean - rounded.float()).to(kind)
+        levels = torch.cat([*(run.to(kind) for run in runs), torch.ones(2, tokens, dtype=kind)])
+        synthesis = (basis.synthesis[: len(levels) - 2] * self.step).to(kind)
+        return levels.T @ torch.cat([synthesis, rounded[None], rest[None]])
 
     def _run(self, cursor: ByteCursor, components: int, tokens: int) -> Tensor:
         parts = tuple(_next(cursor) for _ in range(_PARTS))

@@ -52,14 +52,20 @@ class Rotation:
         if self.style == NONE:
             return x
         cos, sin = _table(self.frequencies, begin, x.shape[1], x.dtype, x.device)
-        if back:
-            sin = -sin
-        inner, rest = x[..., : self.width], x[..., self.width :]
-        apart = inner.unflatten(-1, (2, -1) if self.style == HALVES else (-1, 2))
-        first, second = apart.unbind(-2 if self.style == HALVES else -1)
-        found = first * cos - second * sin, second * cos + first * sin
-        whole = torch.stack(found, -2 if self.style == HALVES else -1).flatten(-2)
-        return torch.cat([whole, rest], -1) if rest.shape[-1] else whole
+        found = torch.empty_like(x)
+        found[..., self.width :] = x[..., self.width :]
+        (first, second), (one, two) = self._pairs(x), self._pairs(found)
+        turn = 1 if back else -1
+        torch.mul(first, cos, out=one).addcmul_(second, sin, value=turn)
+        torch.mul(second, cos, out=two).addcmul_(first, sin, value=-turn)
+        return found
+
+    def _pairs(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Return the first and the second of each pair."""
+        inner, n = x[..., : self.width], len(self.frequencies)
+        return (
+            (inner[..., :n], inner[..., n:]) if self.style == HALVES else (inner[..., ::2], inner[..., 1::2])
+        )
 
 
 STILL = Rotation()  # of values, and of models without such positions
