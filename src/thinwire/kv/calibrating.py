@@ -8,7 +8,7 @@ is Fisher's information, and not that of a mistake).
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
@@ -50,16 +50,10 @@ def calibrated(
     the loss. Layers share components as long as their rows have at most ``wide`` numbers: more save bits and
     take time. Errors: ``InputError`` for no or too short texts, or another kind of cache.
     """
-    sums: _Sums | None = None
+    found = Calibration(model, wide)
     for ids in texts:
-        sample = sampled(model, ids, following)
-        if sums is None:
-            sums = _Sums(_forms(model, sample.held), wide)
-        sums.add(sample)
-    if sums is None:
-        raise InputError("no texts to calibrate on; give token ids of some")
-    most = int(getattr(_text_config(model), "max_position_embeddings", 0) or 1 << 20)
-    return Components(fingerprint(model), most, tuple(sums.forms), tuple(sums.bases()))
+        found.add(sampled(model, ids, following))
+    return found.components()
 
 
 def sampled(model: Any, ids: Tensor, following: int = FOLLOWING) -> Sample:
@@ -156,19 +150,29 @@ def _spread(keys: Tensor) -> float:
     return float((values.clamp(min=0) + 1e-6 * values.amax(-1, keepdim=True) + 1e-12).log().sum())
 
 
-class _Sums:
-    """Sums over texts of rows, of their products, and of those of gradients."""
+class Calibration:
+    """Sums over texts of rows, of their products, and of those of gradients: as large for many as for one.
 
-    def __init__(self, forms: list[LayerForm], wide: int) -> None:
-        self.forms, self.plans, self.n = forms, _plans(forms, wide), 0
-        shapes = [(f.heads, w, w) for f in forms for w in (f.key, f.value)]
+    Layers share components as in ``calibrated``.
+    """
+
+    def __init__(self, model: Any, wide: int = WIDE) -> None:
+        self.model, self.wide, self.n = model, wide, 0
+        self.forms: list[LayerForm] = []
+
+    def _begin(self, sample: Sample) -> None:
+        self.forms = _forms(self.model, sample.held)
+        self.plans = _plans(self.forms, self.wide)
+        shapes = [(f.heads, w, w) for f in self.forms for w in (f.key, f.value)]
         self.information = [torch.zeros(s, dtype=torch.float64) for s in shapes]
-        widths = [sum(forms[i].width(BOTH) for i in layers) for layers in self.plans]
+        widths = [sum(self.forms[i].width(BOTH) for i in layers) for layers in self.plans]
         self.sums = [torch.zeros(w, dtype=torch.float64) for w in widths]
         self.products = [torch.zeros(w, w, dtype=torch.float64) for w in widths]
 
     def add(self, sample: Sample) -> None:
-        """Take a text."""
+        """Take what ``sampled`` found in a text."""
+        if not self.forms:
+            self._begin(sample)
         fits = [k.shape[-1] for k, _ in sample.held] == [f.key for f in self.forms]
         require(fits, InputError, "texts whose caches have different shapes")
         plain = [self._plain(i, pair) for i, pair in enumerate(sample.held)]
@@ -189,16 +193,19 @@ class _Sums:
         keys = self.forms[layer].rotation.turned(pair[0], 0, back=True)
         return keys[:, FIRST:], pair[1][:, FIRST:]
 
-    def bases(self) -> list[Basis]:
-        """Return the components of all."""
+    def components(self) -> Components:
+        """Return the components of all texts so far. Errors: ``InputError`` for none."""
+        require(bool(self.forms), InputError, "no texts to calibrate on; give token ids of some")
+        most = int(getattr(_text_config(self.model), "max_position_embeddings", 0) or 1 << 20)
+        return Components(fingerprint(self.model), most, tuple(self.forms), tuple(self._bases()))
+
+    def _bases(self) -> Iterator[Basis]:
         weights = [weight_of(g) for g in self.information]
-        found = []
         for layers, total, products in zip(self.plans, self.sums, self.products, strict=True):
             mean = total / self.n
             covariance = products / self.n - mean[:, None] * mean
             own = [weights[2 * i + k] for i in layers for k in (0, 1)]
-            found.append(fitted(layers, BOTH, mean, covariance, own, LEAST))
-        return found
+            yield fitted(layers, BOTH, mean, covariance, own, LEAST)
 
 
 def _plans(forms: Sequence[LayerForm], wide: int) -> list[tuple[int, ...]]:
