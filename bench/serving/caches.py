@@ -1,4 +1,4 @@
-"""Prefixes packed in every way: bytes, what is lost of the text that follows, and seconds, ``make bench-caches``.
+"""Prefixes packed in every way: bytes, what is lost of what follows, and seconds, ``make bench-caches``.
 
 SmolLM2-135M in float32, its cache in bfloat16; prefixes of 2,048 tokens of WikiText-2's test text, and the
 256 tokens that follow each. Components are of 12 texts of 1,280 tokens of its training text, calibrated in
@@ -155,7 +155,7 @@ def prefix(number: int) -> Prefix:
 
 
 def measure(cell: Cell) -> dict[str, Any]:
-    """Pack and unpack a prefix, and return its bytes, what is lost, and the seconds of both and of computing."""
+    """Pack and unpack a prefix; return its bytes, what is lost, and the seconds of each step."""
     torch.set_num_threads(1)
     own = prefix(cell.round)
     told = {"plain_nbytes": own.nbytes, "computing_s": own.seconds}

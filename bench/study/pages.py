@@ -26,7 +26,8 @@ MODULES = (
     "swarms.churn", "swarms.scale",
     "following.tables", "following.hosts.sync_hosts_tables", "pictures.tables", "federated.methods",
     "federated.decided_tables", "scenes.tables", "scenes.refined",
-    "models.packed", "models.versions", "models.supernet", "gpu.tables", "study.record", "papers.page",
+    "models.packed", "models.versions", "models.supernet", "serving.caches",
+    "gpu.tables", "study.record", "papers.page",
 )  # fmt: skip
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -99,10 +99,7 @@ def _tensor(data: bytes, begin: int, field: Mapping[str, Any]) -> Tensor:
 
 
 def _read(note: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Components:
-    layers = tuple(
-        LayerForm(*map(int, sizes[:4]), Rotation(sizes[4], tuple(map(float, sizes[5]))))
-        for sizes in note["layers"]
-    )
+    layers = tuple(_form(sizes) for sizes in note["layers"])
     bases = tuple(
         Basis(
             tuple(map(int, own)),
@@ -118,3 +115,11 @@ def _read(note: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Components:
         return Components(str(note["model"]), int(note["tokens"]), layers, bases)
     except InputError as e:
         raise PayloadError(str(e)) from e
+
+
+def _form(sizes: Sequence[Any]) -> LayerForm:
+    heads, key, value, window = map(int, sizes[:4])
+    style, frequencies = sizes[4:]
+    good = min(heads, key, value) > 0 and window >= 0
+    require(good, PayloadError, f"a layer of {heads} heads, {key} and {value} numbers")
+    return LayerForm(heads, key, value, window, Rotation(style, tuple(map(float, frequencies))))

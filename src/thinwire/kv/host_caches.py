@@ -23,7 +23,7 @@ def layers_of(cache: Any) -> tuple[list[Kept], int]:
 
     Errors: ``InputError`` for a cache of another class, of several texts or of none.
     """
-    layers = getattr(cache, "layers", None)
+    layers: Any = getattr(cache, "layers", None)
     named = type(cache).__name__
     known = "DynamicCache" in {c.__name__ for c in type(cache).__mro__} and layers is not None
     require(known, InputError, f"past_key_values is a {named}; give a DynamicCache of transformers")
@@ -82,7 +82,7 @@ class Arriving(NamedTuple):
 def _arriving_class() -> Any:
     base: Any = cache_classes().DynamicCache
 
-    class ArrivingCache(base):  # type: ignore[misc]  # known when transformers is imported
+    class ArrivingCache(base):  # known when transformers is imported
         """A cache whose layers come while the model runs."""
 
         arrived = 0

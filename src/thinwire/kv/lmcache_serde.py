@@ -85,10 +85,10 @@ def register(components: Components, *, bits: float = 1.6, last: int = 0, name: 
         raise MissingExtra("a serde of LMCache needs it; install lmcache 0.5.6 or later beside vLLM") from e
     rows = CacheRows(components.step(bits), last=last)
 
-    class ComponentSerializer(ChunkSerializer, serde.Serializer):  # type: ignore[misc]  # known by now
+    class ComponentSerializer(ChunkSerializer, serde.Serializer):  # known by now
         """Packs chunks."""
 
-    class ComponentDeserializer(ChunkDeserializer, serde.Deserializer):  # type: ignore[misc]
+    class ComponentDeserializer(ChunkDeserializer, serde.Deserializer):
         """Unpacks them."""
 
     def made(options: dict[str, object]) -> Any:

@@ -111,7 +111,7 @@ class Components:
         for b in self.bases:
             found.update(f"{b.layers}:{b.kind}".encode())
             for part in (b.mean, b.vectors, b.deviations, *b.weights):
-                found.update(part.contiguous().view(torch.uint8).numpy())
+                found.update(part.flatten().view(torch.uint8).numpy().data)
         return found.digest()
 
     @property
