@@ -32,7 +32,7 @@ from bench.study.tables import Draw, Row, columns, spread
 from thinwire import kv
 from thinwire.codecs.entropy import Entropy
 from thinwire.codecs.uniform import Uniform
-from thinwire.kv.calibrating import Calibration, sampled
+from thinwire.kv.calibrating import CacheCalibration, sampled
 from thinwire.runs.data.documents import Document, read_text
 from thinwire.runs.machine.cache import cache_folder
 from thinwire.runs.models.families import import_transformers
@@ -95,7 +95,7 @@ def calibrate() -> None:
     """Write the components of all ways, from the same texts."""
     n, tokens, following = CALIBRATED
     own = model(torch.bfloat16)
-    found = {way: Calibration(own, wide) for way, wide in WIDE.items()}
+    found = {way: CacheCalibration(own, wide) for way, wide in WIDE.items()}
     for ids in texts("train", n, tokens):
         sample = sampled(own, ids, following)
         for calibration in found.values():

@@ -87,9 +87,7 @@ def test_a_cut_is_told_when_the_layer_is_missed() -> None:
 
 def test_layers_come_one_group_after_the_other() -> None:
     model, _ = made("gemma2")
-    from thinwire.kv.calibrating import calibrated
-
-    components = calibrated(model, [ids(56, 1)], following=6, wide=64)
+    components = kv.calibrate(model, [ids(56, 1)], following=6, wide=64)
     assert [b.layers for b in components.bases] == [(0,), (1,), (2,), (3,)]
     past = known("gemma2").past
     reader = kv.CacheReader(components)

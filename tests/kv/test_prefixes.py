@@ -51,7 +51,7 @@ def test_loading_is_chosen_exactly_where_it_is_sooner(
 ) -> None:
     times = kv.Recomputing(each, each / 1e4)
 
-    def verdict(rate: float, held: int = 0) -> kv.Verdict:
+    def verdict(rate: float, held: int = 0) -> kv.LoadVerdict:
         link = {"rate": rate * 1e6, "delay": delay, "unpacking": 1e8}
         return kv.load_or_recompute(nbytes, n, **link, computing=times, held=held)
 

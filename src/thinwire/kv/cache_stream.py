@@ -44,7 +44,7 @@ class CacheHead(NamedTuple):
     rows: CacheRows
 
 
-class Arrival(NamedTuple):
+class ArrivedLayer(NamedTuple):
     """A layer that is ready: its number, and what it keeps."""
 
     layer: int
@@ -128,7 +128,7 @@ class CacheReader:
         """Whether all layers have come."""
         return self._next == len(self.components.layers)
 
-    def feed(self, data: bytes | bytearray | memoryview) -> list[Arrival]:
+    def feed(self, data: bytes | bytearray | memoryview) -> list[ArrivedLayer]:
         """Take the next bytes; return the layers that are ready now, in order."""
         self._data += data
         require(not self.whole or not self._data, PayloadError, _beyond(len(self._data)))
@@ -194,18 +194,20 @@ class CacheReader:
             found = [torch.empty(w.shape[0], 0, w.shape[1], dtype=head.dtype) for w in basis.weights]
         self._columns |= dict(zip(basis.columns, found, strict=True))
 
-    def _ready(self) -> Iterator[Arrival]:
+    def _ready(self) -> Iterator[ArrivedLayer]:
         while not self.whole and {(self._next, k) for k in (KEYS, VALUES)} <= self._columns.keys():
             keys, values = (self._columns.pop((self._next, kind)) for kind in (KEYS, VALUES))
             self._next += 1
-            yield Arrival(self._next - 1, Kept(keys, values))
+            yield ArrivedLayer(self._next - 1, Kept(keys, values))
 
 
 def _beyond(n: int) -> str:
     return f"{n} bytes too many behind a packed cache"
 
 
-def arrivals(reader: CacheReader, parts: Iterable[bytes], early: Iterable[Arrival] = ()) -> Iterator[Arrival]:
+def arrivals(
+    reader: CacheReader, parts: Iterable[bytes], early: Iterable[ArrivedLayer] = ()
+) -> Iterator[ArrivedLayer]:
     """Yield layers in order, ``early`` ones first, as bytes come. Errors: those of ``CacheReader``."""
     yield from early
     for part in parts:

@@ -22,13 +22,13 @@ MOST = 8 << 30  # bytes of a file
 MOST_HEADER = 1 << 24
 
 
-def write_components(path: str | Path, components: Components) -> None:
-    """Write a file of components, whole or not at all. Errors: ``OSError``."""
+def save(components: Components, path: str | Path) -> None:
+    """Write components to a safetensors file, whole or not at all. Errors: ``OSError``."""
     with replacing(path) as part:
         part.write_bytes(components_to_bytes(components))
 
 
-def read_components(path: str | Path) -> Components:
+def load(path: str | Path) -> Components:
     """Read a file of components. Errors: ``PayloadError`` for another or damaged file, ``OSError``."""
     file = Path(path)
     check_size(file.stat().st_size, MOST, str(path))

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import torch
 
 from thinwire.codecs.caches.components import LayerForm
-from thinwire.kv.cache_stream import Arrival, Kept
+from thinwire.kv.cache_stream import ArrivedLayer, Kept
 from thinwire.types import InputError, MissingExtra, PayloadError, require
 
 WHOLE, SLIDING = "DynamicLayer", "DynamicSlidingWindowLayer"
@@ -45,14 +45,16 @@ def _kept(layer: Any, number: int) -> Kept:
     return Kept(layer.keys[0].detach().cpu(), layer.values[0].detach().cpu())
 
 
-def cache_of(arrivals: Iterator[Arrival], seen: int, forms: Sequence[LayerForm], device: Any = "cpu") -> Any:
+def cache_of(
+    arrivals: Iterator[ArrivedLayer], seen: int, forms: Sequence[LayerForm], device: Any = "cpu"
+) -> Any:
     """Return a ``DynamicCache`` of layers, as if the model had seen ``seen`` tokens."""
     cache = cache_classes().DynamicCache()
     cache.layers.extend(_layer(kept, seen, forms[number], device) for number, kept in arrivals)
     return cache
 
 
-def arriving_cache(arrivals: Iterator[Arrival], about: Arriving) -> Any:
+def arriving_cache(arrivals: Iterator[ArrivedLayer], about: Arriving) -> Any:
     """Return a ``DynamicCache`` whose layers come when the model asks for them, one behind the other.
 
     So a model computes its first layers while the bytes of the others are on their way. ``arrivals`` are
@@ -86,7 +88,7 @@ def _arriving_class() -> Any:
         """A cache whose layers come while the model runs."""
 
         arrived = 0
-        arrivals: Iterator[Arrival]
+        arrivals: Iterator[ArrivedLayer]
         about: Arriving
 
         def update(

@@ -41,7 +41,7 @@ class Recomputing(NamedTuple):
         return self.each * (tokens - held) + self.pair * (tokens**2 - held**2)
 
 
-class Verdict(NamedTuple):
+class LoadVerdict(NamedTuple):
     """What to do with a prefix, and the seconds that both ways take."""
 
     load: bool
@@ -58,7 +58,7 @@ def load_or_recompute(
     unpacking: float,
     computing: Recomputing,
     held: int = 0,
-) -> Verdict:
+) -> LoadVerdict:
     """Return whether a packed cache of ``nbytes`` should be loaded over a link, or computed again.
 
     ``rate`` of the link in bytes/s and its ``delay``, one way in seconds, are as measured; ``unpacking`` in
@@ -68,7 +68,7 @@ def load_or_recompute(
 
     >>> slow = Recomputing(each=0.003)
     >>> load_or_recompute(6_000_000, 2048, rate=2.5e6, delay=0.04, unpacking=3e7, computing=slow)
-    Verdict(load=True, loading=2.48, computing=6.144)
+    LoadVerdict(load=True, loading=2.48, computing=6.144)
     """
     numbers = {"rate": rate, "unpacking": unpacking}
     for name, value in numbers.items():
@@ -77,4 +77,4 @@ def load_or_recompute(
     require(0 <= held <= tokens, InputError, f"held={held} of {tokens} tokens")
     loading = 2 * delay + nbytes / min(rate, unpacking)
     again = computing.seconds(tokens, held)
-    return Verdict(loading < again, round(loading, 6), round(again, 6))
+    return LoadVerdict(loading < again, round(loading, 6), round(again, 6))

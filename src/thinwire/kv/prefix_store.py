@@ -7,17 +7,17 @@ from collections.abc import Iterable, Sequence
 from hashlib import blake2b
 from typing import Any, NamedTuple
 
-import thinwire.kv as kv
 from thinwire.codecs.caches.components import Components
 from thinwire.files.base import Folder, refusal
 from thinwire.files.local_folder import open_folder
+from thinwire.kv.cache_packing import pack_cache, unpack_cache
 from thinwire.types import InputError, require
 
 NAME = re.compile(r"([0-9a-f]{32})-(\d{1,9})\.kv")
 MOST = 1 << 32  # bytes of one packed cache
 
 
-class Found(NamedTuple):
+class StoredPrefix(NamedTuple):
     """A stored prefix: how many of the tokens asked for it has, its bytes if that is told, and its name."""
 
     tokens: int
@@ -41,22 +41,22 @@ class PrefixStore:
         self.components = components
         self._folder: Folder = open_folder(place, **options)
 
-    def put(self, ids: Sequence[int], past_key_values: Any, **how: Any) -> Found:
+    def put(self, ids: Sequence[int], past_key_values: Any, **how: Any) -> StoredPrefix:
         """Store the cache of a text with these tokens; ``how`` as ``pack_cache``. Replaces one of that name.
 
         Errors: ``InputError`` where the cache has seen another number of tokens, and as ``pack_cache``.
         """
         seen = int(past_key_values.get_seq_length())
         require(seen == len(ids), InputError, f"a cache of {seen} tokens for a text of {len(ids)}")
-        data = kv.pack_cache(past_key_values, self.components, **how)
+        data = pack_cache(past_key_values, self.components, **how)
         name = self.name(ids)
         try:
             self._folder.write(name, data)
         except OSError as e:
             raise refusal(e, self._folder.where) from e
-        return Found(seen, len(data), name)
+        return StoredPrefix(seen, len(data), name)
 
-    def longest(self, ids: Iterable[int]) -> Found | None:
+    def longest(self, ids: Iterable[int]) -> StoredPrefix | None:
         """Return the stored prefix that has the most of the tokens ``ids``, if there is any."""
         own = [int(i) for i in ids]
         stored = self._stored()
@@ -64,14 +64,14 @@ class PrefixStore:
         names = dict(zip(lengths, _hashes(own, lengths, self._begun()), strict=True))
         for n in lengths:
             if (names[n], n) in stored:
-                return Found(n, stored[names[n], n], f"{names[n]}-{n}.kv")
+                return StoredPrefix(n, stored[names[n], n], f"{names[n]}-{n}.kv")
         return None
 
-    def get(self, found: Found, device: Any = "cpu") -> Any:
+    def get(self, found: StoredPrefix, device: Any = "cpu") -> Any:
         """Return a stored cache. Errors: as ``unpack_cache``; ``FileNotFoundError`` where it is gone."""
-        return kv.unpack_cache(self._folder.read(found.name, MOST), self.components, device)
+        return unpack_cache(self._folder.read(found.name, MOST), self.components, device)
 
-    def delete(self, found: Found) -> None:
+    def delete(self, found: StoredPrefix) -> None:
         """Remove a stored cache, if it is there."""
         self._folder.delete(found.name)
 
