@@ -13,7 +13,7 @@ class Recomputing(NamedTuple):
 
     >>> times = Recomputing.measured([(256, 1.0), (1024, 4.6)])
     >>> round(times.seconds(2048), 1)
-    10.3
+    10.8
     """
 
     each: float  # seconds a token
