@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.state import tensor_kinds
+from thinwire.state.adapter_names import active_adapter, is_kept, saved_name
 from thinwire.state.devices.crossing import Crossing
 from thinwire.state.layout import Layout
 from thinwire.state.values import Place, View
@@ -66,6 +67,26 @@ def bind(layout: Layout, model: nn.Module) -> list[tuple[Tensor, int]]:
     return list(found.values())
 
 
+def check_filled(layout: Layout, model: nn.Module, kept: frozenset[str] = frozenset()) -> None:
+    """Raise ``InputError`` naming a parameter that the state omits: it would go on with old weights.
+
+    ``kept`` may stay: names and shell patterns. So may the base under an adapter, unless the state has some
+    of it.
+    """
+    own = dict(model.named_parameters(remove_duplicate=False))
+    filled = {id(x) for name, x in _members(model) if name in layout.index}
+    adapter = active_adapter(model)
+    base = {name for name in own if adapter is not None and saved_name(name, adapter) is None}
+    if any(id(own[name]) in filled for name in base):
+        base.clear()
+    for name, x in own.items():
+        if id(x) not in filled and name not in base and not is_kept(name.replace(COMPILED, ""), kept):
+            raise InputError(
+                f"nothing in the state fills the model's {name}, which would stay old; publish it too, or "
+                "name it in kept="
+            )
+
+
 def _other(name: str, owned: Container[str]) -> str:
     """Return what to do where the model lacks ``name``: one of the two may be in a wrapper."""
     if name.removeprefix(WRAPPED) in owned:
@@ -100,9 +121,15 @@ class Members:
 
 
 def _members(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
-    """Yield each parameter and buffer of ``model`` under each of its names, compiled or not."""
+    """Yield each parameter and buffer of ``model`` under each of its names, compiled or not.
+
+    What belongs to an adapter of peft's comes also under the name that it has in peft's files, before those.
+    """
     both = model.named_parameters(remove_duplicate=False), model.named_buffers(remove_duplicate=False)
-    return ((name.replace(COMPILED, ""), x) for name, x in chain(*both))
+    own = [(name.replace(COMPILED, ""), x) for name, x in chain(*both)]
+    adapter = active_adapter(model)
+    saved = [] if adapter is None else [(saved_name(name, adapter), x) for name, x in own]
+    return chain(((name, x) for name, x in saved if name is not None), own)
 
 
 class Bound:

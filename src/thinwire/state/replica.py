@@ -43,6 +43,9 @@ class Replica:
     ``version``, ``hash``, ``published`` and ``meta`` are the front's; ``held`` is the newest complete one,
     which patches must start from. Nothing older than ``held`` is ever taken.
 
+    Models with memory of their own (``fill``) need no front: until somebody looks at tensors or binds a
+    model, there is one buffer, which is brought forward between two swaps.
+
     The hash of a patch is checked by what it changes; every ``check_every`` patches (0: never) all words are
     hashed too, which shows whether anybody else wrote to them.
 
@@ -68,6 +71,7 @@ class Replica:
         self._touched: set[int] | None = None  # slots in which back and front may differ; None: in all
         self._bound: Bound | None = None  # before any model
         self._loaded: list[LoadedModel] = []
+        self._viewed = False  # somebody may read the front: a second buffer is brought forward beside it
         self._saved: View | None = None  # a buffer that is being written to a file: nobody writes to it then
         self._saving = threading.Lock()
         self._lock = threading.Lock()  # which buffer is which
@@ -118,6 +122,7 @@ class Replica:
         ``base_hash``: 0 for a keyframe, for which a buffer goes at once.
         """
         with self._applying:
+            self._merge()
             if not base_hash:
                 self._make_room()
                 return KeyframeReading(self.layout)
@@ -133,6 +138,7 @@ class Replica:
         then nothing has changed.
         """
         with self._applying:
+            self._merge()
             moves.check_follows(patch, self.layout, self._held)
             if not patch.base:
                 self._make_room()
@@ -150,8 +156,25 @@ class Replica:
     def prepare(self) -> None:
         """Do what can be done before the next patch comes: bring the buffer behind up to the one in use."""
         with self._applying:
+            self._merge()
             if not self._ready and self._front is not None and self._behind != []:
                 self._caught_up()
+
+    @property
+    def _alone(self) -> bool:
+        """Whether models with memory of their own are all that uses this."""
+        return bool(self._loaded) and self._bound is None and not self._viewed
+
+    def _merge(self) -> None:
+        """Let the front be the buffer that is brought forward, where nobody reads it."""
+        with self._lock:
+            if self._alone and self._front is not None and not self._ready:
+                self._one(self._front)
+
+    def _one(self, newest: View) -> None:
+        """Keep one buffer, which all models have the values of."""
+        self._front, self._back, self._ready = None, newest, True
+        self._behind, self._differing, self._touched = [], 0, set()
 
     def _check_contents(self) -> None:
         """Raise ``DesyncError`` where it is time to look and a buffer is not what it should be.
@@ -294,19 +317,30 @@ class Replica:
         if not self._lock.acquire(timeout=patience):
             return False
         try:
-            if not self._ready or self._back is None:
-                return False
-            self._front, self._back = self._back, self._front
-            self._shown, self._ready = self._held, False
-            if self._bound is not None:
-                self._bound.point(self._front, self._touched, self._behind)
             self._loaded = [loaded for loaded in self._loaded if loaded.alive]
-            for loaded in self._loaded:
-                loaded.point(self._front, self._touched, self._behind)
+            new = self._ready and not (self._alone and self._shown is self._held)
+            if new:
+                self._put_in_use()
         finally:
             self._lock.release()
         self.pause = time.perf_counter() - began
-        return True
+        return new
+
+    def _put_in_use(self) -> None:
+        """Let all models have the newest version, which is in the back buffer; called with the lock."""
+        newest = self._back
+        if newest is None:
+            return
+        if not self._alone:
+            self._front, self._back, self._ready = newest, self._front, False
+            self._shown = self._held
+        if self._bound is not None:
+            self._bound.point(newest, self._touched, self._behind)
+        for loaded in self._loaded:
+            loaded.point(newest, self._touched, self._behind)
+        if self._alone:
+            self._one(newest)
+            self._shown = self._held
 
     def catch_up(self, timeout: float = TIMEOUT) -> None:
         """Put the newest version in front, as ``swap``, and wait for it while its words are being written.
@@ -335,10 +369,19 @@ class Replica:
         return {slot.name: front.bits(i) for i, slot in enumerate(self.layout.slots)}
 
     def _used(self) -> View:
-        front = self._front
+        with self._lock:
+            self._look()
+            front = self._front
         if front is None:
             raise InputError("nothing is in front yet; apply a patch, then swap")
         return front
+
+    def _look(self) -> None:
+        """Have a front from now on, with the newest version where there was none; called with the lock."""
+        alone = self._alone and self._front is None and self._shown.hash > 0
+        self._viewed |= alone or self._front is not None
+        if alone:
+            self._put_in_use()
 
     def bind(self, model: nn.Module) -> None:
         """Let parameters and buffers of ``model`` be the front's tensors, now and after each ``swap``.
@@ -351,6 +394,7 @@ class Replica:
 
         found = binding.bind(self.layout, model)
         with self._lock:
+            self._look()
             self._bound = self._bound or binding.Bound()
             self._bound.add(found)
             if self._front is not None:
@@ -363,14 +407,25 @@ class Replica:
         """
         from thinwire.state.loaded.loaded_model import LoadedModel, loaded_blocks
 
-        self.write_to(model, LoadedModel(self.layout, model, loaded_blocks(self.layout, model, load, kept)))
+        loaded = LoadedModel(self.layout, model, loaded_blocks(self.layout, model, load, kept))
+        with self._lock:
+            self._add(model, loaded)
 
     def write_to(self, model: nn.Module, loaded: LoadedModel) -> None:
-        """Let ``model`` have the front's values where ``loaded`` says, now and after each ``swap``."""
+        """Let ``model`` have the front's values where ``loaded`` says, now and after each ``swap``.
+
+        There is a front then: the model may have other parts from replicas that are swapped at the same time.
+        """
         with self._lock:
-            self._loaded = [other for other in self._loaded if not other.of(model)] + [loaded]
-            if self._front is not None:
-                loaded.point(self._front)
+            self._viewed = True
+            self._add(model, loaded)
+
+    def _add(self, model: nn.Module, loaded: LoadedModel) -> None:
+        self._loaded = [other for other in self._loaded if not other.of(model)] + [loaded]
+        if self._front is not None:
+            loaded.point(self._front)
+        elif self._alone and self._shown.hash and self._ready:  # others have values of it already
+            self._put_in_use()
 
     def fills(self, model: nn.Module) -> bool:
         """Return whether ``fill`` was given this model, whose parameters are where they were."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 
 from torch import Tensor
 
@@ -14,8 +15,8 @@ class Strided:
     """Where elements of a block are in a flat memory: the first one, and how far apart they are by dimension.
 
     >>> import torch
-    >>> Strided(3, (8, 1)).offsets(torch.tensor([[0, 0], [1, 2]])).tolist()
-    [3, 13]
+    >>> Strided(3, (4, 1)).view(torch.arange(9), (2, 2)).tolist()
+    [[3, 4], [7, 8]]
     """
 
     at: int
@@ -25,10 +26,6 @@ class Strided:
     def of(cls, x: Tensor) -> Strided:
         """Return where a tensor is in its storage."""
         return cls(int(x.storage_offset()), x.stride())
-
-    def offsets(self, index: Tensor) -> Tensor:
-        """Return the offsets of indices [n, dimensions]: int64 [n]."""
-        return index @ index.new_tensor(self.strides) + self.at
 
     def view(self, flat: Tensor, size: Sequence[int]) -> Tensor:
         """Return the block of a flat memory, not copied."""
@@ -60,23 +57,34 @@ class CopiedBlock:
     def update(self, at: Tensor, values: Tensor) -> None:
         """Write ``values`` [k], of the elements ``at`` [k] of the slot, where they are in this block.
 
-        Both are on the memory's device; an element is there once at most.
+        Both are on the memory's device; what is there twice has one value.
         """
-        index, inside = self._indices(at)
-        target = self.target.offsets(index[inside])
-        self.memory.index_copy_(0, target, values[inside].to(self.memory.dtype))
+        left, inside = at - self.source.at, at >= self.source.at
+        target = at.new_full((1,), self.target.at).expand(len(at))
+        for size, apart, there in self._sides:
+            index = left if apart == 1 else left.div(apart, rounding_mode="floor")
+            left = left - index * apart if apart > 1 else left.new_zeros(1)
+            inside &= index < size
+            target = target + (index if there == 1 else index * there)
+        inside &= left == 0
+        if not inside.all():
+            target, values = target[inside], values[inside]
+        self.memory.index_copy_(0, target, values.to(self.memory.dtype))
 
-    def _indices(self, at: Tensor) -> tuple[Tensor, Tensor]:
-        """Return each element's index [k, dimensions] in the block, and whether it is in it at all."""
-        left = at - self.source.at
-        inside, index = left >= 0, left.new_zeros((len(at), len(self.size)))
-        order = sorted(range(len(self.size)), key=self.source.strides.__getitem__, reverse=True)
-        for d in order:
-            if self.size[d] > 1:
-                index[:, d] = left // self.source.strides[d]
-                left = left - index[:, d] * self.source.strides[d]
-                inside &= index[:, d] < self.size[d]
-        return index, inside & (left == 0)
+    @cached_property
+    def _sides(self) -> list[tuple[int, int, int]]:
+        """Size, and strides in source and target, of each dimension: as few as can be, the longest first.
+
+        A copy of whole rows has one.
+        """
+        found = list[tuple[int, int, int]]()
+        sides = zip(self.size, self.source.strides, self.target.strides, strict=True)
+        for n, apart, there in sorted((side for side in sides if side[0] != 1), key=lambda side: -side[1]):
+            if found and found[-1][1:] == (apart * n, there * n):
+                found[-1] = found[-1][0] * n, apart, there
+            else:
+                found.append((n, apart, there))
+        return found
 
 
 def memory_of(x: Tensor) -> Tensor:

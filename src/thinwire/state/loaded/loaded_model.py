@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import weakref
-from collections.abc import Collection, Container, Iterator, Mapping, Sequence
+from collections.abc import Collection, Container, Sequence
 
 import numpy as np
 import torch
@@ -11,11 +11,14 @@ from torch import Tensor, nn
 
 from thinwire.state.layout import PARTS, Layout
 from thinwire.state.loaded.copied_blocks import CopiedBlock
-from thinwire.state.loaded.loader_recording import Load, Recorded, memories, record
+from thinwire.state.loaded.filled_memory import check_filled
+from thinwire.state.loaded.loader_recording import Load, memories, record
 from thinwire.state.values import Place, View
-from thinwire.types import InputError, require
 
-MOST = 1 << 24  # changed elements of a slot that are worked on at once: an index takes 8 bytes a dimension
+MOST = 1 << 22  # changed elements of a slot that are worked on at once: an index takes 8 bytes each time
+WHOLE_HERE = 256  # a slot of which more than this share changed is copied whole: in the host's memory
+WHOLE_AWAY = 6  # and to a card: an element that changed crosses with 8 bytes more
+Part = tuple[int, np.ndarray]
 
 
 class LoadedModel:
@@ -63,24 +66,35 @@ class LoadedModel:
                     if anywhere or touched is None or index in touched or index in self._always:
                         _fill(blocks, view.slots[index].reshape(-1))
             else:
-                for index, at in self._changed(places):
+                for index, parts in self._changed(places).items():
                     if index not in self._always:
-                        _update(self._blocks[index], at, view.slots[index].reshape(-1))
+                        self._update(index, parts, view.slots[index].reshape(-1))
                 for index in self._always:
                     _fill(self._blocks[index], view.slots[index].reshape(-1))
         self._whole = False
 
-    def _changed(self, places: Sequence[Place]) -> Iterator[tuple[int, Tensor]]:
-        """Yield each slot that the model has, and the elements of it that differ: int64 [k]."""
-        pieces, found = self._layout.blocks(), dict[int, list[np.ndarray]]()
+    def _changed(self, places: Sequence[Place]) -> dict[int, list[Part]]:
+        """Return of each slot that the model has what differs: where a piece begins, and places in it."""
+        pieces, found = self._layout.blocks(), dict[int, list[Part]]()
         for number, at in places:
             piece = pieces[number]
             if piece.slot in self._blocks:
-                own = np.arange(piece.numel) if at is None else at.astype(np.int64)
-                words = 2 if self._layout.slots[piece.slot].kind in PARTS else 1  # an element
-                found.setdefault(piece.slot, []).append((own + piece.start) // words)
-        for index, parts in found.items():
-            yield index, torch.from_numpy(np.unique(np.concatenate(parts)))
+                own = np.arange(piece.numel, dtype=np.int32) if at is None else at
+                found.setdefault(piece.slot, []).append((piece.start, own))
+        return found
+
+    def _update(self, index: int, parts: list[Part], values: Tensor) -> None:
+        """Write what differs of a slot's ``values`` [N]; all of them where that takes no longer."""
+        many, blocks = sum(at.size for _, at in parts), list[CopiedBlock]()
+        for block in self._blocks[index]:
+            if many * (WHOLE_HERE if block.memory.is_cpu else WHOLE_AWAY) < len(values):
+                blocks.append(block)
+            else:
+                block.fill(values)
+        if blocks:
+            own = np.concatenate([at.astype(np.int64) + start for start, at in parts])
+            words = 2 if self._layout.slots[index].kind in PARTS else 1  # an element
+            _scatter(blocks, torch.from_numpy(own if words == 1 else own // words), values)
 
 
 def loaded_blocks(
@@ -90,15 +104,16 @@ def loaded_blocks(
 
     ``load`` takes pairs of name and tensor, as ``load_weights`` of vLLM's and SGLang's models does. It is
     called once, with tensors that have no values: parameters may be fused, split over tensor-parallel ranks,
-    transposed, padded or renamed, as long as the loader only copies. ``kept``: parameters that may stay as
-    they are though nothing of the state fills them.
+    transposed, padded or renamed, as long as the loader only copies. ``kept``: parameters, by name or shell
+    pattern, that may stay as they are though nothing of the state fills them.
 
-    Errors: ``InputError`` naming a tensor that the loader refuses, computes with or quantises; or a parameter
-    that nothing in the state fills, or not all of it: it would go on with old weights.
+    Errors: ``InputError`` naming a tensor that the loader refuses, computes with or quantises; a parameter
+    that nothing in the state fills, or not all of it, which would go on with old weights; or two tensors that
+    the host keeps in one place.
     """
     own = dict(model.named_parameters())
     found = record(layout, load, memories([*own.values(), *model.buffers()]))
-    _check_filled(own, found, frozenset(kept))
+    check_filled(own, layout, found.blocks, found.filled, frozenset(kept))
     return found.blocks
 
 
@@ -114,38 +129,13 @@ def _fill(blocks: Sequence[CopiedBlock], values: Tensor) -> None:
         block.fill(values)
 
 
-def _update(blocks: Sequence[CopiedBlock], at: Tensor, values: Tensor) -> None:
-    """Write the elements ``at`` of a slot's values [N], which cross to a device once for all blocks there."""
+def _scatter(blocks: Sequence[CopiedBlock], at: Tensor, values: Tensor) -> None:
+    """Write the elements ``at`` of a slot's values [N], which cross to a device once for all blocks there.
+
+    Some may be there twice, of several versions: both times with the newest value.
+    """
     for some in at.split(MOST):
         own = values[some]
         there = {d: (some.to(d), own.to(d)) for d in {block.memory.device for block in blocks}}
         for block in blocks:
             block.update(*there[block.memory.device])
-
-
-def _check_filled(own: Mapping[str, Tensor], found: Recorded, kept: frozenset[str]) -> None:
-    """Raise ``InputError`` naming a parameter that is not filled, or only in part."""
-    filled = dict[int, int]()
-    for memory, many in _filled(found):
-        filled[memory] = filled.get(memory, 0) + many
-    for name, x in own.items():
-        there, all_of_it = filled.get(x.untyped_storage()._cdata, 0), x.untyped_storage().nbytes()
-        missing = all_of_it // x.element_size() - there
-        if missing > 0 and name not in kept:
-            some = (
-                f"{missing:,} of {x.numel():,} values of the host's {name}" if there else f"the host's {name}"
-            )
-            told = f"nothing in the state fills {some}, which would stay old"
-            raise InputError(f"{told}; publish what it is made of, or name it in kept=")
-    unknown = kept - own.keys()
-    require(
-        not unknown, InputError, f"kept= names {', '.join(sorted(unknown))}, which the host does not have"
-    )
-
-
-def _filled(found: Recorded) -> Iterator[tuple[int, int]]:
-    """Yield memories and how many elements of each were filled; what is filled twice counts twice."""
-    for block in found.blocks:
-        yield block.memory.untyped_storage()._cdata, block.numel
-    for x in found.filled:
-        yield x.untyped_storage()._cdata, x.numel()

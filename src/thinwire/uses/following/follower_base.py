@@ -81,7 +81,7 @@ class AnyFollower(Closing):
         """Return the copy itself. Errors: ``InputError`` before anything came."""
 
     @abstractmethod
-    def _show(self, model: nn.Module) -> bool:
+    def _show(self, model: nn.Module, kept: Collection[str]) -> bool:
         """Bring a model to the newest version; return whether that is new. Errors: as ``apply_to``."""
 
     @abstractmethod
@@ -109,13 +109,27 @@ class AnyFollower(Closing):
         """Return whether no more versions will come."""
         return self._closing
 
-    def wait(self, version: int = 1, timeout: float = TIMEOUT) -> Version:
+    @property
+    def current(self) -> bool:
+        """Whether what is held is of the publisher that is there now, and not of one before it.
+
+        A publisher that starts again may give numbers that an earlier one gave, until this end has told it
+        what it holds. In a store numbers go on.
+        """
+        return True
+
+    def wait(self, version: int = 1, timeout: float = TIMEOUT, *, current: bool = False) -> Version:
         """Return the newest version here once its number is at least ``version``.
 
+        ``current``: wait also until that is of the publisher that is there now, which gave that number.
         Errors: ``LinkError``, naming publisher or store, after ``timeout`` seconds; and those of the class.
         """
-        self._await(lambda: self.held.number >= version, timeout)
-        if self.held.number < version:
+
+        def here() -> bool:
+            return self.held.number >= version and (self.current or not current)
+
+        self._await(here, timeout)
+        if not here():
             raise LinkError(self._missed(version, timeout))
         return self.held
 
@@ -158,16 +172,18 @@ class AnyFollower(Closing):
         if self._fatal is not None:
             raise renewed(self._fatal)
 
-    def apply_to(self, model: nn.Module) -> Applied:
+    def apply_to(self, model: nn.Module, kept: Collection[str] = ()) -> Applied:
         """Update ``model`` to the newest version here, between two of its steps; return what that did.
 
         Parameters become views of the copy, so nobody else may write to them; buffers are copied. Models
-        that were given before are updated too, so all are at the same version. Errors: those of the class,
-        and ``InputError`` naming the first tensor that does not fit.
+        that were given before are updated too, so all are at the same version. ``kept``: parameters, by name
+        or shell pattern, that may stay as they are; the base under an adapter of peft's always may. Errors:
+        those of the class, and ``InputError`` naming the first tensor that does not fit, or a parameter that
+        nothing in the state fills.
         """
         self._raise()
         began = time.perf_counter()
-        new = self._show(model)
+        new = self._show(model, kept)
         return Applied(time.perf_counter() - began, self._copy().shown, new)
 
     def load_into(self, model: nn.Module, load: Load, kept: Collection[str] = ()) -> Applied:
@@ -175,9 +191,9 @@ class AnyFollower(Closing):
 
         For engines that fuse, shard or rename what a checkpoint has: ``load`` takes pairs of name and tensor,
         as ``load_weights`` of vLLM's models does. It is called once, with tensors without values, and shows
-        where each element goes; from then on what changed is written there, in place. ``kept`` names
-        parameters that may stay as they are. Errors: those of the class, and ``InputError`` naming a tensor
-        that the loader does not copy, or a parameter that nothing in the state fills.
+        where each element goes; from then on what changed is written there, in place. ``kept``: parameters,
+        by name or shell pattern, that may stay as they are. Errors: those of the class, and ``InputError``
+        naming a tensor that the loader does not copy, or a parameter that nothing in the state fills.
 
         Return what it did.
         """
@@ -257,8 +273,8 @@ class FollowerBase(AnyFollower):
     def _copy(self) -> Replica:
         return self.replica
 
-    def _show(self, model: nn.Module) -> bool:
-        return self._mirror.show(self.replica, model)
+    def _show(self, model: nn.Module, kept: Collection[str]) -> bool:
+        return self._mirror.show(self.replica, model, kept)
 
     def _fill(self, model: nn.Module, load: Load, kept: Collection[str]) -> bool:
         return self._mirror.fill(self.replica, model, load, kept)

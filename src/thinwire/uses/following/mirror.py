@@ -96,17 +96,20 @@ class Mirror:
         self._filled[model] = replica.hash
         return before != replica.hash
 
-    def show(self, replica: Replica, model: nn.Module) -> bool:
+    def show(self, replica: Replica, model: nn.Module, kept: Collection[str] = ()) -> bool:
         """Let ``model``, and all shown before, use the replica's newest version.
 
         Return whether contents are others than when ``model`` was shown last, or its tensors are. Errors:
-        ``InputError`` naming the first tensor that does not fit.
+        ``InputError`` naming the first tensor that does not fit, or that is not among ``kept`` and nothing
+        in the state fills.
         """
         from thinwire.state import binding, tensor_kinds
 
         tensor_kinds.reshard(model)
         before = self._shown.get(model)
         if before is None or not before.members.same(model):
+            check_fits(replica.layout, model)
+            binding.check_filled(replica.layout, model, frozenset(kept))
             replica.bind(model)
             before = None
         replica.swap()  # which another model, or whoever looks at the tensors, may have done meanwhile

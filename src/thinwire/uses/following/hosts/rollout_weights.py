@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+from collections import deque
 from dataclasses import dataclass
 from pathlib import Path
+from time import monotonic
+from typing import NamedTuple
 
 from torch import nn
 
@@ -17,6 +20,8 @@ from thinwire.uses.following.mirror import Base
 from thinwire.uses.following.pull.store_reader import ShelfReader
 from thinwire.uses.following.push.follower import Follower
 from thinwire.uses.following.shards.shard_follower import ShardFollower, shard_addresses
+
+PAUSES = 4096  # that are remembered
 
 
 @dataclass(frozen=True)
@@ -72,12 +77,20 @@ class VersionWanted:
         require(self.timeout > 0, InputError, f"timeout={self.timeout} is not above 0 seconds; give more")
 
 
+class Pause(NamedTuple):
+    """How long an engine stood still for a version: until it was here, then until it was in the model."""
+
+    version: int
+    waited: float  # seconds; none where the trainer asks once the version is here
+    seconds: float
+
+
 class RolloutWeights:
     """A host's model that follows a trainer's state.
 
-    ``update`` belongs to the thread that runs the model, between two of its steps. ``relay``: an address at
-    which to serve others, as ``Follower`` does; ``held``: tensors that are here, in place of a base's.
-    Errors: as ``Follower``.
+    ``update`` belongs to the thread that runs the model, between two of its steps: no step sees two versions.
+    ``pauses`` says how long each one took. ``relay``: an address at which to serve others, as ``Follower``
+    does; ``held``: tensors that are here, in place of a base's. Errors: as ``Follower``.
     """
 
     def __init__(
@@ -89,6 +102,7 @@ class RolloutWeights:
         base = read_checkpoint(Path(trainer.base)) if read else held
         state = trainer.state or None
         self._kept, self._first = trainer.kept, trainer.timeout
+        self.pauses: deque[Pause] = deque(maxlen=PAUSES)
         self.follower: Follower | ShardFollower | ShelfReader
         if isinstance(place, str):
             self.follower = ShelfReader(place, token, base=base, state=state)
@@ -106,12 +120,16 @@ class RolloutWeights:
         Errors: ``LinkError`` naming the trainer where the version does not come in time; then the model has
         the version that it had. ``InputError`` for a state that does not fill the model.
         """
-        least = max(1, wanted.version)
-        first = not self.follower.held.number
-        self.follower.wait(least, max(wanted.timeout, self._first) if first else wanted.timeout)
-        applied = self.follower.load_into(model, load, self._kept)
-        if applied.version.number < least:
-            raise LinkError(f"version {least} is still being written here; update again")
+        least, first, began = max(1, wanted.version), not self.follower.held.number, monotonic()
+        limit = max(wanted.timeout, self._first) if first else wanted.timeout
+        self.follower.wait(least, limit, current=wanted.version > 0)
+        here = monotonic()
+        while (applied := self.follower.load_into(model, load, self._kept)).version.number < least:
+            if monotonic() - began > limit:
+                raise LinkError(
+                    f"version {least} is still being written here after {limit:g} s; update again"
+                )
+        self.pauses.append(Pause(applied.version.number, here - began, monotonic() - here))
         return applied
 
     def close(self) -> None:

@@ -87,16 +87,16 @@ class RolloutWorker:
 
         The worker waits only where what is here is too old, and tells so before.
         """
-        least = max(1, asked.newest - asked.max_age)
+        least, bounded = max(1, asked.newest - asked.max_age), asked.max_age < messages.ANY_AGE
         here = self.follower.held.number
-        if here >= least:
+        if here >= least and (self.follower.current or not bounded):
             applied = self.bring_up()
             here = applied.version.number
             if here >= least:
                 return applied, 0.0
         began = monotonic()
         tell(WaitsForWeights(asked.part, here).pack())
-        self.follower.wait(least, self.patience)
+        self.follower.wait(least, self.patience, current=bounded)
         while (applied := self.bring_up()).version.number < least:
             if monotonic() - began > self.patience:
                 raise LinkError(f"version {least} is not in use here after {self.patience:g} s")

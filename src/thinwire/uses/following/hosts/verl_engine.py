@@ -195,7 +195,8 @@ class VerlEngine:
         weights, source = self._weights, self._source
         if weights is None or source is None:
             raise InputError("this rank follows nobody yet; call init_process_group first")
-        await asyncio.to_thread(weights.follower.wait, source.version, self.options.timeout)
+        timeout = self.options.timeout
+        await asyncio.to_thread(weights.follower.wait, source.version, timeout, current=True)
         tensors = await asyncio.to_thread(weights.follower.tensors)
         for name, x in tensors.items():
             yield name, self._handed(x)

@@ -12,13 +12,14 @@ from __future__ import annotations
 import warnings
 from dataclasses import dataclass, field
 from functools import cache
+from time import monotonic, sleep
 from typing import Any, ClassVar
 
 from thinwire.types import InputError, ThinwireError, require
 from thinwire.uses.following.follower_base import TIMEOUT, Applied
 from thinwire.uses.following.hosts import vllm_names
 from thinwire.uses.following.hosts.rollout_weights import RolloutWeights, TrainerAddress, VersionWanted
-from thinwire.uses.following.push.publisher import Publisher
+from thinwire.uses.following.push.publisher import POLL, Publisher
 
 BACKEND = "thinwire"
 WORKER, TRAINER = "ThinwireWeightTransferEngine", "ThinwireTrainerWeightTransferEngine"
@@ -52,8 +53,8 @@ def __getattr__(name: str) -> Any:
 class WorkerEngine:
     """vLLM's end, in each of its workers: follow the trainer, and write what changed into the loaded model.
 
-    The model keeps its own memory, fused and sharded as vLLM has it. Each worker holds the state twice in the
-    host's memory. ``applied``: what the last update did.
+    The model keeps its own memory, fused and sharded as vLLM has it. Each worker holds the state once in the
+    host's memory. ``applied``: what the last update did; ``weights.pauses``: how long each one took.
     """
 
     init_info_cls, update_info_cls = TrainerAddress, VersionWanted
@@ -144,9 +145,10 @@ class TrainerEngine:
 
     def send_weights(self) -> None:
         """Publish what the source has now, and return when the workers use it; called on every rank."""
+        self._held.clear()  # what the source leaves out from now on is missed, and not sent as it was
         self._held.update(self.source.iter_full())  # all ranks: it may gather
         if self.publisher is not None:
-            version = self.publisher.publish().number
+            version = publish_to_all(self.publisher, self._init.timeout)
             self.client.start_weight_update()
             self.client.update_weights({"version": version, "timeout": self._init.timeout})
             self.client.finish_weight_update(str(version))
@@ -156,6 +158,23 @@ class TrainerEngine:
         publisher, self.publisher = self.publisher, None
         if publisher is not None:
             publisher.close()
+
+
+def publish_to_all(publisher: Publisher, timeout: float) -> int:
+    """Publish, and return the version's number once those that had the last one have it, or are gone.
+
+    So an engine does not stand still while the version is on its way. Nobody waits for those further behind,
+    nor for longer than ``timeout`` seconds.
+    """
+    last, end = publisher.newest.number, monotonic() + timeout
+    ready = {f.name for f in publisher.followers if f.version >= last}
+    version = publisher.publish().number
+    while monotonic() < end and any(
+        f.name in ready and f.version < version for f in publisher.followers if f.greeted
+    ):
+        publisher.check()
+        sleep(POLL)
+    return version
 
 
 @cache

@@ -147,6 +147,10 @@ class Follower(FollowerBase):
         return self._confirmed
 
     @property
+    def current(self) -> bool:
+        return self._reception.current and self._spoke.joined
+
+    @property
     def replica(self) -> Replica:
         """The copy itself. Errors: ``InputError`` before anything came."""
         if self._mirror.replica is None:

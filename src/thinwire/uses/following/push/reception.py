@@ -122,6 +122,8 @@ class Reception:
         self.instance = NOTHING
         self.abandoned = self.restarts = self.failures = 0
         self.reached = False  # whether a connection has ever been up
+        self.current = False  # whether whoever is there now sent what is held, or said that it is the newest
+        self._heard = False  # and whether they have answered since the connection was made
         self._quiet_since = math.inf  # when the last sign of the publisher was, where a relay lacks one
         self._session = self._received = self._first = 0  # the first session is that of this connection
         self._answered = False
@@ -226,7 +228,9 @@ class Reception:
         if event.kind is EventKind.JOINED:
             self._hello_due, self._hello_at, self.reached = True, 0.0, True
             self._first, self._patience = self._session + 1, ANSWER
+            self.current = self._heard = False
         elif event.kind is EventKind.LOST:
+            self.current = self._heard = False
             self._set_aside()
         elif event.kind is EventKind.DATA:
             try:
@@ -277,6 +281,7 @@ class Reception:
             self.instance = message.instance
         self._leave()
         self._received, self._answered = 0, not late
+        self._heard = self._heard or not late
         self._patience = self._patience if late else ANSWER
         self._quiet_since = math.inf
         if self._layout is None or message.layout.hex() != self._layout.digest:
@@ -357,7 +362,9 @@ class Reception:
         require(is_time(message.published), PayloadError, f"a version published at {message.published:g}")
         version = Version(message.version, message.hash, message.published, meta)
         with suppress(DesyncError):  # a newer one has come meanwhile, or a number that is still too low
-            self._arrived(self._target.confirm(version), 0, 0.0)
+            known = self._target.confirm(version)
+            self.current = True
+            self._arrived(known, 0, 0.0)
 
     # the thread that applies
 
@@ -430,7 +437,7 @@ class Reception:
             held = self._target.held
             known = (held.number, held.hash) if self.failures < 2 else (0, 0)  # then from nothing
             return Again(self._session, begin.transfer, *known)
-        self.failures = 0
+        self.failures, self.current = 0, self._heard  # else it came over a connection before
         self._arrived(version, nbytes, partial.seconds)
         return Done(self._session, begin.transfer, version.number, version.hash)
 

@@ -158,14 +158,21 @@ class JointCopy:
             require(still, LinkError, f"waited {timeout:g} s for a version being written here; try again")
             self.swap(0.0)
 
-    def show(self, model: nn.Module) -> bool:
+    def show(self, model: nn.Module, kept: Collection[str] = ()) -> bool:
         """Write the newest version into the tensors of ``model``; return whether that is new to it.
 
-        Errors: ``InputError`` naming the first tensor that does not fit.
+        Errors: ``InputError`` naming the first tensor that does not fit, or that is not among ``kept`` and
+        nothing in the state fills.
         """
+        from thinwire.state.binding import check_filled
         from thinwire.state.loaded.module_blocks import module_blocks
 
-        return self._written(model, lambda: module_blocks(self.layout, model))
+        def find() -> Found:
+            found = module_blocks(self.layout, model)
+            check_filled(self.layout, model, frozenset(kept))
+            return found
+
+        return self._written(model, find)
 
     def fill(self, model: nn.Module, load: Load, kept: Collection[str]) -> bool:
         """Write it into ``model``, which ``load`` fills; return whether that is new to it.

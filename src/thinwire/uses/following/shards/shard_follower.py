@@ -62,6 +62,10 @@ class PartFollower(Follower):
     def _held_in(self, *given: Any) -> PartMirror:
         return PartMirror(self._of.common, self._index, str(self._address), *given)
 
+    def _arrived(self, version: Version, nbytes: int, seconds: float) -> None:
+        super()._arrived(version, nbytes, seconds)
+        self._of.heard()
+
     def _fail(self, error: Exception) -> None:
         super()._fail(error)
         self._of.failed(error)
@@ -117,6 +121,10 @@ class ShardFollower(AnyFollower):
         return self._newest
 
     @property
+    def current(self) -> bool:
+        return all(part.current for part in self.parts)
+
+    @property
     def silence(self) -> float:
         return max(part.silence for part in self.parts)
 
@@ -148,6 +156,11 @@ class ShardFollower(AnyFollower):
             error=str(self._fatal) if self._fatal is not None else None,
         )
 
+    def heard(self) -> None:
+        """Let whoever waits look again: a part has a version, or knows that it is the newest."""
+        with self._changed:
+            self._changed.notify_all()
+
     def failed(self, error: Exception) -> None:
         """Take what ended the following of a part: no more versions come of all."""
         with self._changed:
@@ -164,8 +177,8 @@ class ShardFollower(AnyFollower):
     def _copy(self) -> JointCopy:
         return self._joint
 
-    def _show(self, model: nn.Module) -> bool:
-        return self._joint.show(model)
+    def _show(self, model: nn.Module, kept: Collection[str]) -> bool:
+        return self._joint.show(model, kept)
 
     def _fill(self, model: nn.Module, load: Load, kept: Collection[str]) -> bool:
         return self._joint.fill(model, load, kept)
