@@ -2,7 +2,7 @@
 
 import random
 import tracemalloc
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 
 import pytest
 import torch
@@ -98,7 +98,7 @@ def test_the_state_is_held_once_more_only_once_somebody_looks() -> None:
     tensors = {"w": torch.zeros(1 << 20, dtype=torch.bfloat16)}
     model, history = nn.Linear(1 << 10, 1 << 10, bias=False).bfloat16(), History(Layout.of(tensors))
 
-    def load(weights: Iterator[tuple[str, Tensor]]) -> None:
+    def load(weights: Iterable[tuple[str, Tensor]]) -> None:
         for _, x in weights:
             model.weight.data.copy_(x.view(model.weight.shape))
 

@@ -1,7 +1,7 @@
 """Hosts whose trainer, rollouts or tensors are not what they were: told by name, or right bit for bit."""
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Self
 
@@ -183,7 +183,7 @@ def test_whatever_leaves_a_parameter_out_is_told_its_name(
 def test_a_version_that_comes_while_a_generation_runs_is_used_by_the_next_one(fused: bool) -> None:
     tensors, model = {"weight": torch.zeros(64, 64)}, nn.Linear(64, 64, bias=False).requires_grad_(False)
 
-    def load(weights: Iterator[tuple[str, Tensor]]) -> None:
+    def load(weights: Iterable[tuple[str, Tensor]]) -> None:
         for name, x in weights:
             model.get_parameter(name).copy_(x)
 
