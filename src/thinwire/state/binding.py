@@ -10,9 +10,9 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.state import tensor_kinds
-from thinwire.state.adapter_names import active_adapter, is_kept, saved_name
 from thinwire.state.devices.crossing import Crossing
 from thinwire.state.layout import Layout
+from thinwire.state.loaded.adapter_names import active_adapter, is_kept, saved_name
 from thinwire.state.values import Place, View
 from thinwire.types import InputError, require
 

@@ -8,8 +8,8 @@ from itertools import pairwise
 import torch
 from torch import Tensor
 
-from thinwire.state.adapter_names import is_kept
 from thinwire.state.layout import Layout
+from thinwire.state.loaded.adapter_names import is_kept
 from thinwire.state.loaded.copied_blocks import CopiedBlock
 from thinwire.types import InputError, require
 
