@@ -9,6 +9,7 @@ from torch import Tensor, nn
 
 from thinwire.state.history import History
 from thinwire.state.layout import Layout
+from thinwire.state.loaded import loaded_model
 from thinwire.state.replica import Replica
 from thinwire.types import InputError
 
@@ -39,7 +40,10 @@ def held(tensors: dict[str, Tensor]) -> Replica:
 
 @pytest.mark.parametrize("rank", [0, 1])
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32])
-def test_each_version_is_what_the_loader_itself_would_make(rank: int, dtype: torch.dtype) -> None:
+def test_each_version_is_what_the_loader_itself_would_make(
+    rank: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(loaded_model, "WHOLE_HERE", (0, 4)[rank])  # tensors so small are copied whole else
     tensors = checkpoint()
     model, expected = FusedModel(rank, dtype=dtype), FusedModel(rank, dtype=dtype)
     replica = held(tensors)
@@ -83,6 +87,39 @@ def test_a_parameter_that_the_state_omits_is_refused_by_name_unless_it_may_stay(
     assert not replica.fills(model)
     replica.fill(model, model.load_weights, kept={own})
     assert replica.fills(model)
+
+
+@pytest.mark.parametrize("tied", [False, True])
+def test_two_tensors_in_one_place_of_the_host_are_refused_unless_they_are_one(tied: bool) -> None:
+    model, embed = FusedModel(), torch.randn(10, 8).bfloat16()
+    model.head = model.embed
+    replica = held(
+        checkpoint() | {"model.embed.weight": embed, "lm_head.weight": embed if tied else embed.clone()}
+    )
+    if not tied:
+        with pytest.raises(InputError, match=r"keeps model.embed.weight and lm_head.weight in one place"):
+            replica.fill(model, model.load_weights)
+        return
+    replica.fill(model, model.load_weights)
+    assert torch.equal(model.head, embed[:8])
+
+
+def test_what_is_filled_twice_does_not_count_for_what_is_not_filled() -> None:
+    model, tensors = FusedModel(), checkpoint()
+
+    def load(weights: Iterable[tuple[str, Tensor]]) -> None:
+        for name, x in weights:
+            model.load_weights([(name, x), (name, x)])
+            if name == "model.norm.weight":
+                model.norm.data[4:].copy_(x[4:])
+            if "lm_head" in name:
+                model.part.data[:2].copy_(x[0, :2])
+                model.part.data[:2].copy_(x[0, :2])
+
+    model.part = nn.Parameter(torch.zeros(4, dtype=torch.bfloat16), requires_grad=False)
+    with pytest.raises(InputError, match="2 of 4 values of the host's part"):
+        held(tensors).fill(model, load)
+    held(tensors).fill(model, load, kept={"part"})
 
 
 def add(model: FusedModel, name: str, x: Tensor) -> None:

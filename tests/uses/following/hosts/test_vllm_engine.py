@@ -72,6 +72,9 @@ def test_a_trainer_engine_brings_all_workers_to_each_version() -> None:
                 assert same(worker.model, expected(tensors, rank)) and not worker.updating
                 assert worker.engine.applied.version.number == step + 1
         assert [w.versions for w in workers.all] == [["1", "2", "3", "4"]] * 2
+        for worker in workers.all:  # the engine stood still for what was there already
+            assert [p.version for p in worker.engine.weights.pauses] == [1, 2, 3, 4]
+            assert all(p.waited < 0.5 and p.seconds > 0 for p in list(worker.engine.weights.pauses)[1:])
         assert places == [[x.data_ptr() for x in w.model.parameters()] for w in workers.all]
     finally:
         for worker in workers.all:
