@@ -172,6 +172,15 @@ def test_hostile_heads_are_refused_before_anything_is_allocated(field: str, valu
         kv.unpack_cache(wrong, own.components)
 
 
+def test_a_reader_may_take_fewer_tokens_than_its_model() -> None:
+    own = known("llama")
+    data = kv.pack_cache(own.past, own.components)
+    assert kv.unpack_cache(data, own.components, most=SEEN).get_seq_length() == SEEN
+    for unpack in (kv.unpack_cache, lambda data, *rest, **most: kv.unpack_parts([data], *rest, **most)):
+        with pytest.raises(PayloadError, match="of at most 49"):
+            unpack(data, own.components, most=SEEN - 1)
+
+
 def with_note(data: bytes, changed: dict[str, Any]) -> bytes:
     import zlib
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import inspect
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -112,6 +114,21 @@ def test_chunks_of_lmcache_find_their_place_and_come_back() -> None:
             unpacker.deserialize(SimpleNamespace(tensor=room[:9]), SimpleNamespace(tensor=back), None)
     with pytest.raises(InputError, match="a chunk of shape"):
         lmcache_serde.chunk_to_bytes(data[:, :2], own.components, rows)
+
+
+def test_what_lmcache_calls_is_what_is_there() -> None:
+    """By the names that its wheel has, which ``read_lmcache.py`` noted."""
+    noted = json.loads(Path(__file__).with_name("lmcache.json").read_text("utf-8"))["signatures"]
+    both = {"Serializer": lmcache_serde.ChunkSerializer, "Deserializer": lmcache_serde.ChunkDeserializer}
+    for owner, own in both.items():
+        methods = {
+            name.partition(".")[2]: names for name, names in noted.items() if name.startswith(f"{owner}.")
+        }
+        assert methods
+        for method, names in methods.items():
+            assert list(inspect.signature(getattr(own, method)).parameters)[1:] == names
+    assert noted[".register_serde_factory"] == ["name", "factory"]
+    assert "max_workers" in noted["AsyncSerdeProcessor.__init__"]
 
 
 def test_lmcache_is_asked_for_by_name() -> None:

@@ -35,25 +35,29 @@ def pack_parts(
     return packed_parts(layers, seen, components, CacheRows(components.step(bits), first, last))
 
 
-def unpack_cache(data: bytes | bytearray | memoryview, components: Components, device: Any = "cpu") -> Any:
-    """Return the ``DynamicCache`` that was packed with these components.
+def unpack_cache(
+    data: bytes | bytearray | memoryview, components: Components, device: Any = "cpu", most: int | None = None
+) -> Any:
+    """Return the ``DynamicCache`` that was packed with these components, of at most ``most`` tokens.
 
     Errors: ``InputError`` for a cache of other components, ``PayloadError`` for damaged or cut bytes.
     """
-    reader = CacheReader(components)
+    reader = CacheReader(components, most)
     arrived = reader.feed(data)
     reader.close()
     seen = reader.head.seen if reader.head is not None else 0
     return cache_of(iter(arrived), seen, components.layers, device)
 
 
-def unpack_parts(parts: Iterable[bytes], components: Components, device: Any = "cpu") -> Any:
+def unpack_parts(
+    parts: Iterable[bytes], components: Components, device: Any = "cpu", most: int | None = None
+) -> Any:
     """Return a ``DynamicCache`` as soon as its head has come; its layers come while a model runs on it.
 
     ``parts``: the bytes in any pieces, read when the model first asks for a layer. What is wrong with them
     is raised there. Errors: as ``unpack_cache``.
     """
-    reader, source = CacheReader(components), iter(parts)
+    reader, source = CacheReader(components, most), iter(parts)
     early = []
     while reader.head is None:
         part = next(source, None)

@@ -113,12 +113,14 @@ def _head(components: Components, rows: CacheRows, seen: int, kept: list[int], d
 class CacheReader:
     """Reads a packed cache as it comes: ``feed`` takes any next bytes and returns the layers they complete.
 
+    A cache of more than ``most`` tokens, or than the model reads, is refused when its head has come.
     Errors: ``InputError`` for a cache of other components, ``PayloadError`` for bytes that are no cache, or
     damaged; after either, nothing more can be fed.
     """
 
-    def __init__(self, components: Components) -> None:
+    def __init__(self, components: Components, most: int | None = None) -> None:
         self.components = components
+        self.most = components.tokens if most is None else min(most, components.tokens)
         self.head: CacheHead | None = None
         self._data, self._done, self._next = bytearray(), 0, 0
         self._columns: dict[tuple[int, str], Tensor] = {}
@@ -164,7 +166,7 @@ class CacheReader:
         text = bytes(self._data[begin : begin + length])
         require(crc32(text) == check, PayloadError, "the head of a packed cache is damaged")
         del self._data[: begin + length]
-        return head_of(text, self.components)
+        return head_of(text, self.components, self.most)
 
     def _part(self, head: CacheHead) -> bool:
         """Decode the next part, if all of it is there."""
@@ -215,27 +217,27 @@ def arrivals(
     reader.close()
 
 
-def head_of(text: bytes, components: Components) -> CacheHead:
+def head_of(text: bytes, components: Components, most: int) -> CacheHead:
     """Return what a note says. Errors: ``InputError`` for other components, ``PayloadError`` for nonsense."""
     try:
         note = json.loads(text)
         mine, other = components.digest.hex(), str(note["components"])
         told = f"a cache packed with components {other[:8]}..., and these are {mine[:8]}..."
         require(other == mine, InputError, f"{told}; take those that it was packed with")
-        return _checked(note, components)
+        return _checked(note, components, most)
     except InputError:
         raise
     except (*WRONG_VALUES, RecursionError) as e:
         raise PayloadError(f"the head of a packed cache says nothing of use: {str(e)[:80]}") from e
 
 
-def _checked(note: Mapping[str, Any], components: Components) -> CacheHead:
+def _checked(note: Mapping[str, Any], components: Components, most: int) -> CacheHead:
     seen, kept = note["seen"], tuple(note["kept"])
     whole = all(type(n) is int for n in (seen, *kept)) and len(kept) == len(components.layers)
-    fits = whole and 0 < seen <= components.tokens and all(0 <= n <= seen for n in kept)
+    fits = whole and 0 < seen <= most and all(0 <= n <= seen for n in kept)
     fits = fits and all(type(note[k]) is int and 0 <= note[k] < 1 << 31 for k in ("first", "last"))
     fits = fits and all(len({kept[i] for i in b.layers}) == 1 for b in components.bases)
-    told = f"a head of {seen!r:.20} tokens, {str(kept)[:40]} kept, of at most {components.tokens}"
+    told = f"a head of {seen!r:.20} tokens, {str(kept)[:40]} kept, of at most {most}"
     require(fits, PayloadError, told)
     try:
         rows = CacheRows(note["step"], note["first"], note["last"], note["offset"])
