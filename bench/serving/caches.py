@@ -229,7 +229,7 @@ caches = columns(
     ("bits", "{bits:g}"),
     ("MB", "{nbytes:.2fM}"),
     ("fewer", "{ratio:.1f}×"),
-    ("loss, %", lambda r: spread(r["lost"], "{:+.2f}", 0.01)),
+    ("loss, %", lambda r: spread(r["lost"], "{:.2f}", 0.01)),
     ("KL, nats", lambda r: spread(r["divergence"], "{:.4f}")),
     ("pack, MB/s", "{packing:.0fM}"),
     ("unpack, MB/s", "{unpacking:.0fM}"),
