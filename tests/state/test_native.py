@@ -282,8 +282,8 @@ def test_wrong_arguments_reach_no_memory():
         native.put(words, at, np.zeros(3, np.int16))
     with pytest.raises(InputError, match="next to each other"):
         native.differing(words[::2], words[:4])
-    with pytest.raises(InputError, match="5 classes"):
-        native.sort(words, np.arange(5, dtype=np.uint16), at, words[:2])
+    with pytest.raises(InputError, match="17 classes"):
+        native.sort(words, np.arange(17, dtype=np.uint16), at, words[:2])
     for wrong in ([-1, 3], [3, 8], [2**31 - 1, 0]):
         with pytest.raises(InputError, match="not of 8 elements"):
             native.sort(words, np.array([9], np.uint16), np.array(wrong, np.int32), words[:2])

@@ -12,7 +12,7 @@
 #error "made for machines of 64 bits that store the lowest byte first"
 #endif
 
-enum { CHUNK = 4096, ROW_BITS = 12, MOST = 4 };
+enum { CHUNK = 4096, ROW_BITS = 12, MOST = 16 };
 
 /* Classes, and factors of the content hash that repeat: native.py takes no library that says otherwise. */
 int64_t tw_most(void) { return MOST; }
@@ -254,13 +254,14 @@ FAST int64_t tw_summed(const uint32_t *gaps, size_t n, size_t size, int32_t *at)
     return 0;
 }
 
-/* The class of a word by its size, which is the word without its sign, doubled: how many of least[0..2] it
-   reaches. A table of fewer classes is filled up with what no size reaches: sizes are even. */
+/* The class of a word by its size, which is the word without its sign, doubled: how many limits it reaches, by
+   a table over the highest byte, as limits are multiples of what is below that. */
 #define CLASSES(W)                                                                                  \
-    W least[MOST] = {(W)-1, (W)-1, (W)-1, (W)-1};                                                   \
     const W most = limits[classes - 1];                                                             \
-    for (size_t k = 0; k < classes; k++) least[k] = limits[k];
-#define CLASS(size) (size_t)(((size) >= least[0]) + ((size) >= least[1]) + ((size) >= least[2]))
+    uint8_t class_of[256];                                                                          \
+    for (size_t v = 0, c = 0; v < 256; class_of[v++] = (uint8_t)c)                                  \
+        while (c < classes && (W)((W)v << (8 * sizeof(W) - 8)) >= limits[c]) c++;
+#define CLASS(W, size) (size_t)class_of[(size) >> (8 * sizeof(W) - 8)]
 
 #define KERNELS(W, SIGNED)                                                                          \
                                                                                                     \
@@ -382,7 +383,7 @@ FAST int64_t tw_sort_##W(const W *words, size_t n, const W *limits, size_t class
         }                                                                                           \
         EACH(here, (W)(own[p] << 1) < most,                                                         \
             const W size = (W)(own[p] << 1);                                                        \
-            const size_t c = CLASS(size);                                                           \
+            const size_t c = CLASS(W, size);                                                           \
             if (c < classes) *to[c]++ = every[p];)                                                  \
         for (size_t j = first; j < done; j++) every[(uint32_t)at[j] - start] = 0;                   \
     }                                                                                               \
@@ -400,7 +401,7 @@ FAST int64_t tw_unsort_##W(const W *words, size_t n, const W *limits, size_t cla
     int64_t found = 0;                                                                              \
     EACH(n, (W)(words[p] << 1) < most,                                                              \
         const W size = (W)(words[p] << 1);                                                          \
-        const size_t c = CLASS(size);                                                               \
+        const size_t c = CLASS(W, size);                                                               \
         if (c >= classes || from[c] == stop[c]) return -1;                                          \
         at[found] = (int32_t)p;                                                                     \
         diffs[found] = *from[c]++;                                                                  \

@@ -20,7 +20,7 @@ from thinwire.state.layout import Array
 from thinwire.state.threads import room
 from thinwire.types import InputError, require
 
-MOST = 4  # classes
+MOST = 16  # classes
 ROW = 1 << 12  # factors of the content hash that repeat
 _FAR = 1 << 31  # positions are below it
 _START = ctypes.c_char * 0  # the beginning of an array
@@ -223,7 +223,7 @@ def sort(words: Array, least: Array, at: Array, diffs: Array) -> tuple[list[Arra
 
     ``words`` [n] are those before changes ``at`` rising positions, by ``diffs`` [k]; elsewhere nothing does.
     Class c is of the words that without their sign, doubled, are below ``least[c]`` and not below
-    ``least[c - 1]``.
+    ``least[c - 1]``. All that is below the highest byte of ``least`` is 0.
     """
     n, k, width = words.size, at.size, words.itemsize
     parts = [room(f"class {c}", n, diffs.dtype) for c in range(least.size)]

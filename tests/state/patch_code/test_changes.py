@@ -154,6 +154,22 @@ def test_bytes_are_at_least_ten_per_cent_fewer_than_others(rate: float, steps: i
     assert classed < 0.9 * plain if 8 * block.moved < block.numel else classed == plain
 
 
+def test_sixteen_classes_take_fewer_bytes_than_four(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Twelve exponents with few elements each, which move by half as much as those in the one below."""
+    rng, many = np.random.default_rng(5), 1 << 20
+    exponents = np.where(rng.random(many) < 0.2, rng.integers(100, 112, many), 125)
+    before = (exponents << 7 | rng.integers(0, 128, many)).astype(np.int16)
+    scale = 64 * 0.5 ** (exponents - 100.0)
+    diffs = np.rint(rng.standard_normal(many) * scale).astype(np.int16)
+    blocks = [Block(many, np.flatnonzero(diffs).astype(np.int32), diffs[diffs != 0])]
+    body = pack_blocks(blocks, SHORT, held(before))
+    (again,) = unpack_blocks(body, [many], SHORT, before=held(before))
+    assert np.array_equal(again.dense(), diffs)
+    assert 4 < len(classes.choose(blocks, held(before))) <= classes.MAX_CUTS
+    monkeypatch.setattr(classes, "MAX_CUTS", 4)
+    assert len(body) < 0.98 * len(pack_blocks(blocks, SHORT, held(before)))
+
+
 @each("every, numel", [(9000, 1 << 22), (7, 1 << 14), (100, 1 << 14)])
 def test_words_are_not_looked_at_where_that_is_no_gain(every: int, numel: int) -> None:
     """Too few changes for the time it takes, too many for it, and too few to learn from."""

@@ -30,6 +30,7 @@ import numpy as np
 from thinwire.state.layout import Array
 from thinwire.state.patch_code.blocks import Block, check_block, pack_plain, unpack_plain
 from thinwire.state.patch_code.classes import MAX_CUTS, Look, choose, put_back, take_out
+from thinwire.state.patch_code.indexing import write
 from thinwire.state.patch_code.patch_stream import PatchCursor, pack_flags, uvarint
 from thinwire.state.patch_code.planes import at_least, decode_whole, encode_whole
 from thinwire.state.patch_code.positions import MAX_SIZE
@@ -178,8 +179,12 @@ def _parts(
 
 
 def _unpack_class(reader: PatchCursor, size: int, word: np.dtype) -> Array:
-    blocks = unpack_plain(reader, [min(CUT, size - start) for start in range(0, size, CUT)], word)
-    return np.concatenate([np.empty(0, dtype=word), *(block.dense() for block in blocks)])
+    found, starts = np.zeros(size, dtype=word), range(0, size, CUT)
+    for start, block in zip(
+        starts, unpack_plain(reader, [min(CUT, size - s) for s in starts], word), strict=True
+    ):
+        write(found[start : start + block.numel], block.positions, block.diffs)
+    return found
 
 
 def _cut(diffs: Array) -> list[Array]:

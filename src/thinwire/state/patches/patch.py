@@ -21,7 +21,7 @@ from thinwire.state.patches.pages import Pages
 from thinwire.types import WRONG_VALUES, InputError, PayloadError, require
 
 MAGIC = b"TWSP"
-FORMAT = 2
+FORMAT = 3
 HEAD = struct.Struct("<4sBBHI")
 FIELDS = struct.Struct("<QQQQd16sIQ")
 MAX_NBYTES = 1 << 36  # of a packed patch, unless the caller knows better
