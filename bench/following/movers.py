@@ -38,7 +38,8 @@ from thinwire.state.replica import Replica
 
 STUDY = "movers"
 KEPT = Kept(STUDY)
-STEPS = {1e-6: 22, 1e-5: 48}
+STEPS = {1e-6: 22, 1e-5: 48}  # of the recordings
+VERSIONS = 22  # that are looked at, from the first on
 SHARE = 8
 FIRST, EVERY = 4, 6  # the versions whose ideal lengths are taken
 BEFORE = {"MAX_CUTS": 4, "_PER_MEMBER": 0.3, "_MOST": 1 << 13}  # as the coder was
@@ -108,7 +109,7 @@ def coded(recording: Recording) -> dict[str, Any]:
     """Return what each version takes with few classes and with many."""
     replay, rows = Replay(recording), list[dict[str, Any]]()
     few, many = Ends(replay), Ends(replay)
-    for step in range(1, recording.steps + 1):
+    for step in range(1, VERSIONS + 1):
         replay.advance(1)
         with as_before():
             before = few.send()
@@ -118,7 +119,7 @@ def coded(recording: Recording) -> dict[str, Any]:
 
 def ideal(recording: Recording, rate: float) -> dict[str, Any]:
     """Return the bytes of some versions in each context."""
-    found = [recording.change(step) for step in range(1, recording.steps + 1)]
+    found = [recording.change(step) for step in range(1, VERSIONS + 1)]
     found = [(at[at % SHARE == 0] // SHARE, flips[at % SHARE == 0]) for at, flips in found]
     start = recording.base[::SHARE]
     ever = np.unique(np.concatenate([at for at, _ in found]))
