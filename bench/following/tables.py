@@ -157,7 +157,29 @@ def followed(found: Row) -> str:
     return f"{table(head, rows())}\n\nPublished were {published}; what merged on the way came as one."
 
 
+coded = columns(  # what more classes gain, and what they cost
+    "coded", ("learning rate", "{rate:g}"), ("versions", "{versions}"),
+    ("up to 4 classes", lambda r: _size(r["before"]["bytes"])),
+    ("up to 16", lambda r: _size(r["now"]["bytes"])), ("fewer", "{fewer:.2f}×"),
+    ("publishing and coding take", "{encode_slower:.2f}×"), ("applying takes", "{decode_slower:.2f}×"),
+)  # fmt: skip
+
+
+def ideal(found: Row) -> str:
+    """Return ideal code lengths by context, a column a learning rate."""
+    rows = found["ideal"]
+    names = list(rows[0]["bytes"]) if rows else []
+    known = "exponent"  # what both ends know without a memory
+    return table(
+        ["known of a weight", *(f"{r['rate']:g}" for r in rows)],
+        ([n, *(f"{_size(r['bytes'][n])} ({r['bytes'][known] / r['bytes'][n]:.2f}×)" for r in rows)]
+         for n in names),
+    )  # fmt: skip
+
+
 TABLES: dict[str, Draw] = {
+    "movers-coded": coded,
+    "movers-ideal": ideal,
     "state-ratios": ratios,
     "state-ways": ways,
     "state-speeds": speeds,
