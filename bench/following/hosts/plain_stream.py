@@ -75,6 +75,7 @@ class PlainFollower:
         self._source, self._way = source, host_formats(source.layout)[way]
         self._came: list[tuple[Version, list[bytes]]] = []
         self.held = self._shown = Version(1, published=time.time())
+        self.current = True  # there is one publisher's life
         self._changed = threading.Condition()
         self._peer = connected(host, port)
         self._peer.settimeout(None)
@@ -86,8 +87,8 @@ class PlainFollower:
         """Seconds since the epoch by the publisher's clock, which is this machine's."""
         return time.time()
 
-    def wait(self, version: int = 1, timeout: float = PATIENCE) -> Version:
-        """Return the newest version here, once its number is at least ``version``."""
+    def wait(self, version: int = 1, timeout: float = PATIENCE, *, current: bool = False) -> Version:
+        """Return the newest version here, once its number is at least ``version``; it is always current."""
         with self._changed:
             if not self._changed.wait_for(lambda: self.held.number >= version, timeout):
                 raise LinkError(f"version {version} did not come within {timeout:g} s")
