@@ -32,6 +32,8 @@ from bench.following.hosts.hundred_versions import hundred
 from bench.following.hosts.large_state import COPIES, Copies, busy, large, summed_up
 from bench.following.recording import BATCH, DATA, MODEL, SEQ, STEPS, in_process, scratch
 from bench.study.cells import Kept, makers, run_study
+from thinwire.state import native
+from thinwire.state.patches.patch import FORMAT
 
 STUDY = "sync_hosts"
 KEPT = Kept(STUDY)
@@ -65,7 +67,7 @@ def measure(cell: Words, steps: int = STEPS) -> dict[str, Any]:
         steps = STEPS
     else:
         in_process(folder, float(kind), steps)
-    return measured(cell, kind, steps) | {"steps": steps}
+    return measured(cell, kind, steps) | {"steps": steps, "format": FORMAT, "native": native.there()}
 
 
 def measured(cell: Words, kind: str, steps: int) -> dict[str, Any]:
@@ -121,7 +123,9 @@ def smoke() -> dict[str, Any]:
 
 
 def stale(steps: int, cell: Words, found: dict[str, Any]) -> bool:
-    """Return whether a cell is to be measured anew: of fewer steps, or seconds beside other work."""
+    """Return whether a cell is to be measured anew: fewer steps, an older format, or beside other work."""
+    if found.get("format") != FORMAT or not found["native"]:
+        return True
     beside = busy(found) if cell[0] == "large" else cell[0] == "loop" and bool(told(found)["busy"])
     return int(found.get("steps", STEPS)) < steps or beside
 
