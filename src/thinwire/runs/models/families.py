@@ -85,6 +85,27 @@ def family_of(config: Any) -> Family:
     return Family(name, model.base_model_prefix, tuple(plan[:at]), "layers", tuple(plan[at + 1 :]))
 
 
+FULL, SLIDING = "full_attention", "sliding_attention"  # kinds of layers
+
+
+def windows_of(config: Any) -> dict[str, int | None]:
+    """Return how many tokens each kind of layer looks back over, itself included; None: all of them.
+
+    ``InputError`` for a kind of layer that keeps something else than keys and values of tokens.
+    """
+    window = getattr(config, "sliding_window", None)
+    if not getattr(config, "use_sliding_window", True):
+        window = None
+    kinds = sorted(set(getattr(config, "layer_types", None) or [FULL if window is None else SLIDING]))
+    other = [kind for kind in kinds if kind not in (FULL, SLIDING)]
+    if other:
+        raise InputError(
+            f"models of type {config.model_type!r} cannot be served by stages: their layers of kind "
+            f"{other[0]!r} keep more than keys and values; use another causal language model"
+        )
+    return {kind: window if kind == SLIDING else None for kind in kinds}
+
+
 def import_transformers() -> Any:
     """Return the transformers module, imported late because it takes seconds; ``MissingExtra`` without it."""
     try:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -59,6 +60,30 @@ class ModelStage(nn.Module):
             return logits
         hidden: Tensor = self.base(**given, use_cache=False).last_hidden_state
         return hidden.float()
+
+    def extend(
+        self,
+        x: Tensor,
+        positions: Tensor,
+        masks: Mapping[str, Tensor],
+        cache: Any,
+        keep: Tensor | None = None,
+    ) -> Tensor:
+        """Return what follows for more tokens of sequences whose earlier keys and values ``cache`` has.
+
+        ``x``, result: as of ``forward``, in the model's dtype; ``positions`` [B, L]; ``masks`` [B, 1, L, S],
+        added to attention scores, by kind of layer as of ``families.windows_of``. ``keep`` [K]: on the last
+        stage, the places of which logits are returned.
+        """
+        self._received = None if self.first else x
+        mask = next(iter(masks.values())) if len(masks) == 1 else dict(masks)
+        given = {"input_ids" if self.first else "inputs_embeds": x, "position_ids": positions}
+        given |= {"attention_mask": mask, "past_key_values": cache, "use_cache": True}
+        if self.last:
+            logits: Tensor = self.model(**given, **({} if keep is None else {"logits_to_keep": keep})).logits
+            return logits
+        hidden: Tensor = self.base(**given).last_hidden_state
+        return hidden
 
     def _enter(self, _module: nn.Module, args: Any, options: Any) -> tuple[Any, Any]:
         """Give the first layer what this stage received, whatever the model made of it on the way there."""

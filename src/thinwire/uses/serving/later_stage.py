@@ -1,0 +1,102 @@
+"""A stage behind the first: it passes on all that waits, in one pass; the last one picks tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from thinwire.links.mailbox import Mailbox
+from thinwire.types import PayloadError, ThinwireError, require
+from thinwire.uses.serving.ring_messages import (
+    Close,
+    Kind,
+    Open,
+    Portion,
+    pack_pass,
+    pack_picked,
+    unpack_pass,
+)
+from thinwire.uses.serving.row_pool import Rows
+from thinwire.uses.serving.stage_work import StageWork, picked
+from thinwire.uses.serving.token_picking import Picking
+
+PASSES, PICKS, FAILED = b"P", b"T", b"F"  # tags
+TICK = 1.0  # seconds
+MOST = 512  # tokens that are put together in one pass
+
+
+@dataclass(eq=False)
+class LaterStage:
+    """Stage ``index``: what comes from ``before`` goes to ``after``; the last one answers ``first``.
+
+    ``working``: called about once a second, and raises what ends the stage.
+    """
+
+    index: int
+    work: StageWork
+    before: Mailbox
+    first: Mailbox
+    after: Mailbox | None = None
+    working: Callable[[], object] = lambda: None
+    rows: dict[int, Rows] = field(default_factory=dict)
+    picking: dict[int, Picking] = field(default_factory=dict)
+    _waiting: list[Portion] = field(default_factory=list)
+
+    def run(self) -> None:
+        """Work until the first stage ends. Errors: ``LinkError`` naming a stage that is lost.
+
+        The first stage is told of any other.
+        """
+        try:
+            while self._turn():
+                pass
+        except ThinwireError as e:
+            self.first.send(FAILED, f"stage {self.index}: {e}".encode()[:2000])
+            raise
+
+    def _turn(self) -> bool:
+        """Do what has come, or wait a moment for it; return whether to go on."""
+        data = self.before.look(PASSES, TICK)
+        self.working()
+        going = True
+        while data is not None and going:
+            going = self._take(data)
+            full = sum(p.segment.many for p in self._waiting) >= MOST
+            data = None if full else self.before.look(PASSES)
+        self._pass_on()
+        return going
+
+    def _take(self, data: bytes) -> bool:
+        """Take a message; return whether another may follow."""
+        kind = data[0] if data else 0
+        if kind == Kind.PASS:
+            self._waiting += unpack_pass(data, self.rows, self.work.cache.many)
+            return True
+        if kind == Kind.OPEN:
+            opened = Open.unpack(data)
+            self.rows[opened.request], self.picking[opened.request] = opened.read()
+        elif kind == Kind.CLOSE:
+            self._close(Close.unpack(data).request)
+        else:
+            require(kind == Kind.STOP, PayloadError, f"a message of kind {kind}; update the older end")
+        if self.after is not None:
+            if kind == Kind.STOP:
+                self._pass_on()
+            self.after.send(PASSES, data)
+        return kind != Kind.STOP
+
+    def _close(self, request: int) -> None:
+        if any(p.segment.request == request for p in self._waiting):
+            self._pass_on()  # before somebody else gets its rows
+        self.rows.pop(request, None)
+        self.picking.pop(request, None)
+
+    def _pass_on(self) -> None:
+        portions, self._waiting = self._waiting, []
+        if not portions:
+            return
+        found = self.work.extend(portions, self.work.decode(portions))
+        if self.after is not None:
+            self.after.send(PASSES, pack_pass(self.work.code(portions, found)), "activations")
+        elif any(p.wanted for p in portions):
+            self.first.send(PICKS, pack_picked(picked(portions, found, self.picking)))

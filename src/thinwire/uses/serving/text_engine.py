@@ -1,0 +1,303 @@
+"""The first stage: it begins requests, sends their tokens around the ring, and drafts while they travel."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import queue
+import threading
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+
+import torch
+from torch import Tensor
+
+from thinwire.links.mailbox import Mailbox
+from thinwire.types import InputError, LinkError, PayloadError, ThinwireError, require
+from thinwire.uses.serving.choosing.draft_length import DraftSite, FewestSeconds
+from thinwire.uses.serving.drafts import Drafter
+from thinwire.uses.serving.later_stage import FAILED, PASSES, PICKS
+from thinwire.uses.serving.ring_messages import (
+    STOP,
+    Close,
+    Open,
+    Picked,
+    Portion,
+    pack_pass,
+    unpack_picked,
+)
+from thinwire.uses.serving.row_pool import RowAllocator, Segment
+from thinwire.uses.serving.stage_work import StageWork, picked
+from thinwire.uses.serving.text_requests import Text, TextRequest
+
+CHUNK = 128  # tokens of a prompt that pass the stages together
+KEPT = 0.9  # of an average, against what was measured last
+TICK = 1.0  # seconds
+QUEUED = 1024  # requests that may wait for rows
+
+
+@dataclass
+class RingTimes:
+    """What rounds took lately, in seconds: one without drafts, a token more, a draft."""
+
+    trip: float = 0.0
+    token: float = 0.0
+    draft: float = 0.0
+
+    def note(self, name: str, seconds: float) -> None:
+        """Take in what was measured."""
+        before: float = getattr(self, name)
+        setattr(self, name, KEPT * before + (1 - KEPT) * seconds if before else seconds)
+
+
+@dataclass(eq=False)
+class TextEngine:
+    """Continue texts by stages, many at once.
+
+    ``work``: the first stage, and the only one where ``after`` is None; ``after``: to the next stage;
+    ``last``: from the last one. ``drafter`` and ``policy`` say which tokens go along before they are known,
+    and how many. ``chunk``: tokens of a prompt in one pass. ``submit`` may be called by any thread.
+    At the end of a ``with`` block all stages end.
+    """
+
+    work: StageWork
+    after: Mailbox | None = None
+    last: Mailbox | None = None
+    drafter: Drafter | None = None
+    policy: FewestSeconds = field(default_factory=FewestSeconds)
+    chunk: int = CHUNK
+    times: RingTimes = field(default_factory=RingTimes)
+
+    def __post_init__(self) -> None:
+        self._events: queue.SimpleQueue[tuple[str, object]] = queue.SimpleQueue()
+        self._numbers = itertools.count(1)
+        self._rows = RowAllocator(self.work.cache.many)
+        self._open = dict[int, Text]()  # they have rows
+        self._queued = list[Text]()
+        self._ready = list[Text]()  # something of theirs can be sent
+        self._error: ThinwireError | None = None
+        if self.last is not None:
+            self.last.on(PICKS, lambda _, body: self._events.put(("picked", body)))
+            self.last.on(FAILED, lambda _, body: self._events.put(("failed", body)))
+        self._thread = threading.Thread(target=self._run, name="text engine", daemon=True)
+        self._thread.start()
+
+    def submit(self, request: TextRequest) -> Text:
+        """Begin to continue a text, or let it wait for its turn.
+
+        Errors: ``InputError`` for one that is longer than the cache, or beyond ``QUEUED`` that wait;
+        ``ThinwireError`` where the stages are lost.
+        """
+        if self._error is not None:
+            raise type(self._error)(str(self._error))
+        need = len(request.prompt) + request.most
+        wrong = f"{need} tokens of prompt and answer do not fit into a cache of {self._rows.many}"
+        require(need <= self._rows.many, InputError, f"{wrong}; ask for fewer, or serve with more --cache")
+        wrong = f"{QUEUED} requests wait already; try again later"
+        require(len(self._queued) < QUEUED, InputError, wrong)
+        text = Text(next(self._numbers), request)
+        self._events.put(("new", text))
+        return text
+
+    def cancel(self, text: Text) -> None:
+        """Stop a text that nobody wants any more; its rows are free for others."""
+        self._events.put(("cancel", text))
+
+    @property
+    def waiting(self) -> int:
+        """Requests that wait for rows."""
+        return len(self._queued)
+
+    @property
+    def running(self) -> int:
+        """Requests that have rows."""
+        return len(self._open)
+
+    def close(self) -> None:
+        """End all stages; what is under way fails. Safe to call twice."""
+        self._events.put(("close", None))
+        self._thread.join(30.0)
+
+    def __enter__(self) -> TextEngine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- on its own thread ---------------------------------------------------------------------------------
+
+    def _run(self) -> None:
+        try:
+            while self._turn():
+                pass
+            self._fail(LinkError("the server has ended"))
+        except ThinwireError as e:
+            self._fail(e)
+        except Exception as e:  # any: whoever waits for a text must hear of it
+            self._fail(ThinwireError(f"the first stage failed with {type(e).__name__}: {e}"))
+        with contextlib.suppress(ThinwireError):
+            self._say(STOP)
+
+    def _turn(self) -> bool:
+        """Hear what has happened, then send what can be sent; return whether to go on."""
+        while True:
+            try:
+                what, value = self._events.get(timeout=0 if self._ready else TICK)
+            except queue.Empty:
+                break
+            if what == "close":
+                return False
+            self._hear(what, value)
+            if not self._ready:
+                break
+        for link in (self.after, self.last):
+            if link is not None and link.error is not None:
+                raise LinkError(str(link.error))
+        self._begin()
+        if self._ready:
+            self._send()
+        return True
+
+    def _hear(self, what: str, value: object) -> None:
+        if isinstance(value, Text):
+            if what == "new":
+                self._queued.append(value)
+            elif value in self._queued:
+                self._queued.remove(value)
+                value.cancel()
+            elif value.number in self._open:
+                value.cancel()
+                self._end(value)
+        elif isinstance(value, bytes):
+            if what == "failed":
+                raise ThinwireError(value.decode(errors="replace"))
+            for one in unpack_picked(value):
+                self._take(one)
+
+    def _begin(self) -> None:
+        """Give rows to those that wait, in their order."""
+        while self._queued:
+            text = self._queued[0]
+            rows = self._rows.take(len(text.request.prompt) + text.request.most)
+            if rows is None:
+                return
+            del self._queued[0]
+            text.rows, text.times.began = rows, time.monotonic()
+            self._open[text.number] = text
+            self._ready.append(text)
+            self._say(Open.of(text.number, rows, text.request.picking).pack())
+
+    def _take(self, found: Picked) -> None:
+        text = self._open.get(found.request)
+        if text is None:
+            return  # it was cancelled
+        wrong = f"tokens at {found.at} of request {found.request}, which has {text.length}"
+        good = found.at == text.length and 0 < len(found.tokens) <= text.awaited + 1
+        require(good, PayloadError, wrong)
+        self._learn(text, len(found.tokens) - 1)
+        text.rounds += 1
+        text.take(list(found.tokens))
+        if text.reason:
+            self._end(text)
+        else:
+            self._ready.append(text)
+
+    def _learn(self, text: Text, right: int) -> None:
+        """Take in how long a round took, and how many of its drafts were right."""
+        seconds, many = time.monotonic() - text.asked, text.awaited
+        if many:
+            text.drafted, text.accepted = text.drafted + many, text.accepted + right
+            tried = min(many, right + 1)  # whose turn came
+            text.likely += (1 - KEPT) * tried * (right / tried - text.likely)
+            self.times.note("token", max(0.0, seconds - self.times.trip) / many)
+        elif text.rounds:  # the first one was a prompt's
+            self.times.note("trip", seconds)
+
+    def _end(self, text: Text) -> None:
+        if self.drafter is not None:
+            self.drafter.forget(text.number)
+        del self._open[text.number]
+        if text in self._ready:
+            self._ready.remove(text)
+        if text.rows is not None:
+            self._rows.give_back(text.rows)
+        self._say(Close(text.number).pack())
+
+    def _send(self) -> None:
+        """Send one pass: all that wait for their next token, and ``chunk`` tokens of prompts."""
+        portions, tokens, left, room = list[Portion](), list[int](), list[Text](), self.chunk
+        for text in self._ready:
+            prompt = len(text.request.prompt)
+            if text.sent >= prompt:
+                self._next(text, portions, tokens)
+                continue
+            many = min(room, prompt - text.sent)
+            room -= many
+            if many:
+                self._prompt(text, many, portions, tokens)
+            if text.sent < prompt:
+                left.append(text)
+        self._ready = left
+        self._pass(portions, torch.tensor([tokens]))
+
+    def _prompt(self, text: Text, many: int, portions: list[Portion], tokens: list[int]) -> None:
+        """Add the next tokens of a prompt; behind the last of them, the first new one is wanted."""
+        at, prompt = text.sent, text.request.prompt
+        text.sent, text.asked, text.awaited = at + many, time.monotonic(), 0
+        portions.append(Portion(self._segment(text, at, many), int(text.sent == len(prompt))))
+        tokens += prompt[at : at + many]
+
+    def _next(self, text: Text, portions: list[Portion], tokens: list[int]) -> None:
+        """Add the newest token of a text, and drafts of what follows."""
+        drafted = self._drafted(text)
+        at, text.awaited, text.asked = text.length - 1, len(drafted), time.monotonic()
+        text.sent = text.length
+        segment = self._segment(text, at, 1 + len(drafted))
+        portions.append(Portion(segment, 1 + len(drafted), tuple(drafted)))
+        tokens += [text.made[-1], *drafted]
+
+    def _drafted(self, text: Text) -> list[int]:
+        """Return what may follow a text: nothing in its first round, by which a trip is timed."""
+        times, left = self.times, text.request.most - len(text.made) - 1
+        if self.drafter is None or not text.request.drafts or left < 1 or text.rounds < 2:
+            return []
+        (many,) = self.policy.choose([DraftSite(text.likely, times.trip, times.token, times.draft)])
+        if not min(left, many):
+            return []
+        began, held = time.perf_counter(), text.piece(0, text.length)
+        found = self.drafter.draft(text.number, held, min(left, many), text.request.picking)
+        times.note("draft", (time.perf_counter() - began) / max(1, len(found)))
+        return found
+
+    def _segment(self, text: Text, at: int, many: int) -> Segment:
+        if text.rows is None:
+            raise ThinwireError(f"request {text.number} has no rows")
+        return Segment(text.number, text.rows, at, many)
+
+    def _pass(self, portions: Sequence[Portion], tokens: Tensor) -> None:
+        found = self.work.extend(portions, tokens)
+        if self.after is not None:
+            self.after.send(PASSES, pack_pass(self.work.code(portions, found)), "activations")
+            return
+        picking = {n: text.request.picking for n, text in self._open.items()}
+        for one in picked(portions, found, picking):
+            self._take(one)
+
+    def _say(self, data: bytes) -> None:
+        if self.after is not None:
+            self.after.send(PASSES, data)
+
+    def _fail(self, error: ThinwireError) -> None:
+        self._error = error
+        while True:  # what came meanwhile is not heard any more
+            with contextlib.suppress(queue.Empty):
+                what, value = self._events.get_nowait()
+                if what == "new" and isinstance(value, Text):
+                    self._queued.append(value)
+                continue
+            break
+        for text in [*self._open.values(), *self._queued]:
+            text.fail(error)
+        self._open.clear()
+        self._queued.clear()

@@ -1,0 +1,121 @@
+"""A text to be continued: what is asked, how far it is, and what whoever asked hears."""
+
+from __future__ import annotations
+
+import queue
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+
+from thinwire.types import InputError, LinkError, ThinwireError, require
+from thinwire.uses.serving.row_pool import Rows
+from thinwire.uses.serving.token_picking import Picking
+
+STOP, LENGTH, CANCELLED = "stop", "length", "cancelled"  # why a text ends
+PATIENCE = 600.0  # seconds without a token
+
+
+@dataclass(frozen=True)
+class TextRequest:
+    """Tokens to go on from, at most ``most`` more of them, up to any of ``ends``; ``drafts``: allow them."""
+
+    prompt: tuple[int, ...]
+    most: int
+    picking: Picking = field(default_factory=Picking)
+    ends: frozenset[int] = frozenset()
+    drafts: bool = True
+
+    def __post_init__(self) -> None:
+        require(len(self.prompt) > 0, InputError, "an empty prompt; give at least one token")
+        require(self.most > 0, InputError, f"{self.most} tokens are asked for; ask for one at least")
+
+
+@dataclass
+class TextTimes:
+    """When it came, began, had its first token and its last; seconds of the monotonic clock."""
+
+    came: float = field(default_factory=time.monotonic)
+    began: float = 0.0
+    first: float = 0.0
+    last: float = 0.0
+
+
+@dataclass(eq=False)
+class Text:
+    """A request on its way. Iterate over it for the tokens, in lists as they come.
+
+    Errors while iterating: ``ThinwireError`` where the stages cannot go on, ``LinkError`` after ``PATIENCE``.
+    """
+
+    number: int
+    request: TextRequest
+    made: list[int] = field(default_factory=list)
+    reason: str = ""  # of its end
+    times: TextTimes = field(default_factory=TextTimes)
+    rounds: int = 0  # trips around the ring that gave tokens
+    drafted: int = 0
+    accepted: int = 0
+    _said: queue.SimpleQueue[list[int] | str | ThinwireError] = field(default_factory=queue.SimpleQueue)
+
+    # What the first stage knows of it, and nobody else touches.
+    rows: Rows | None = None
+    sent: int = 0  # tokens whose keys and values are on their way or there
+    asked: float = 0.0  # when the tokens that are awaited were asked for
+    awaited: int = 0  # drafts in that
+    likely: float = 0.5  # share of drafts that were right lately
+
+    def __iter__(self) -> Iterator[list[int]]:
+        while True:
+            try:
+                said = self._said.get(timeout=PATIENCE)
+            except queue.Empty:
+                raise LinkError(f"no token came for {PATIENCE:g} s; see whether the stages run") from None
+            if isinstance(said, ThinwireError):
+                raise said
+            if isinstance(said, str):
+                return
+            yield said
+
+    def wait(self) -> list[int]:
+        """Return all tokens, once they are there."""
+        return [token for some in self for token in some]
+
+    @property
+    def length(self) -> int:
+        """Tokens of prompt and answer."""
+        return len(self.request.prompt) + len(self.made)
+
+    def piece(self, at: int, many: int) -> list[int]:
+        """Return ``many`` tokens of prompt and answer from position ``at`` on."""
+        prompt = len(self.request.prompt)
+        if at >= prompt:
+            return self.made[at - prompt : at - prompt + many]
+        found = list(self.request.prompt[at : at + many])
+        return found + self.made[: many - len(found)]
+
+    def take(self, tokens: list[int]) -> None:
+        """Add tokens up to where it ends; whoever asked hears of them."""
+        self.times.last = time.monotonic()
+        self.times.first = self.times.first or self.times.last
+        for i, token in enumerate(tokens[: self.request.most - len(self.made)]):
+            if token in self.request.ends:
+                tokens, self.reason = tokens[:i], STOP
+                break
+        tokens = tokens[: self.request.most - len(self.made)]
+        self.made += tokens
+        if len(self.made) >= self.request.most:
+            self.reason = self.reason or LENGTH
+        if tokens:
+            self._said.put(tokens)
+        if self.reason:
+            self._said.put(self.reason)
+
+    def fail(self, error: ThinwireError) -> None:
+        """End it by an error."""
+        self.reason = self.reason or "error"
+        self._said.put(error)
+
+    def cancel(self) -> None:
+        """End it because nobody wants it any more."""
+        self.reason = self.reason or CANCELLED
+        self._said.put(self.reason)

@@ -1,0 +1,87 @@
+"""Which token comes next: the likeliest, or one drawn; and how many drafted tokens stand.
+
+A draw is the Gumbel-max trick with noise that depends on seed and position alone. So what is drawn at a
+position is the same whether its token was drafted or not, and a draft is right where it is equal to the draw:
+the text is, token for token, that of the model without drafts, at any temperature. A draft model that draws
+with the same noise is right more often than by a draw of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+import torch
+from torch import Tensor
+
+from thinwire.types import InputError, PayloadError, require
+
+MIX = 0x9E3779B97F4A7C15  # the golden ratio in 64 bits: neighbouring positions get seeds far apart
+MOST = 1 << 63
+
+
+@dataclass(frozen=True)
+class Picking:
+    """How tokens are chosen: at ``temperature`` 0 the likeliest, else drawn by ``seed``.
+
+    ``top_k``: from the k likeliest alone (0: all). ``top_p``: from the likeliest that have this share.
+    """
+
+    temperature: float = 0.0
+    top_p: float = 1.0
+    top_k: int = 0
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name, good, what in (
+            ("temperature", 0 <= self.temperature <= 100, "0 to 100"),
+            ("top_p", 0 < self.top_p <= 1, "above 0, up to 1"),
+            ("top_k", 0 <= self.top_k < 1 << 31, "0 or more"),
+            ("seed", 0 <= self.seed < MOST, "0 or more, below 2**63"),
+        ):
+            require(good, InputError, f"{name}={getattr(self, name)} is not {what}; give another")
+
+    @classmethod
+    def read(cls, values: dict[str, Any]) -> Self:
+        """Read what ``asdict`` made. Errors: ``PayloadError``."""
+        try:
+            return cls(**values)
+        except (TypeError, InputError) as e:
+            raise PayloadError(f"no way to pick tokens: {e}") from e
+
+    def plain(self) -> dict[str, Any]:
+        """Return it as plain values."""
+        return asdict(self)
+
+    def pick(self, logits: Tensor, position: int) -> int:
+        """Return the token behind logits [V], whose own position is ``position``."""
+        if self.temperature == 0:
+            return int(logits.argmax())
+        scores = self._kept(logits.float().cpu() / self.temperature)
+        generator = torch.Generator().manual_seed((self.seed * MIX + position * (MIX ^ 0xFF51AFD7)) % MOST)
+        noise = torch.empty(len(scores)).exponential_(generator=generator)
+        return int((scores - noise.log()).argmax())
+
+    def _kept(self, scores: Tensor) -> Tensor:
+        """Return scores in which what ``top_k`` and ``top_p`` leave out is minus infinity."""
+        if 0 < self.top_k < len(scores):
+            scores = scores.masked_fill(scores < scores.topk(self.top_k).values[-1], -torch.inf)
+        if self.top_p < 1:
+            ordered, places = scores.softmax(0).sort(descending=True)
+            out = ordered.cumsum(0) - ordered >= self.top_p  # the first one stays
+            scores = scores.masked_fill(torch.zeros_like(out).scatter(0, places, out), -torch.inf)
+        return scores
+
+
+def agreed(logits: Tensor, drafted: Sequence[int], at: int, picking: Picking) -> list[int]:
+    """Return the tokens that a model says, given logits [k + 1, V] behind a token and its k drafts.
+
+    ``at``: position of the first of them. As many drafts as are right, and one token more.
+    """
+    found: list[int] = []
+    for i, row in enumerate(logits):
+        found.append(picking.pick(row, at + i))
+        if i >= len(drafted) or found[-1] != drafted[i]:
+            break
+    return found

@@ -1,0 +1,86 @@
+"""A ring of stages says what the whole model says, whatever it is asked at once."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import tiny_models
+import torch
+
+from thinwire.types import InputError
+from thinwire.uses.serving.drafts import ModelDrafts, PhraseDrafts
+from thinwire.uses.serving.text_requests import CANCELLED, LENGTH, STOP, TextRequest
+from thinwire.uses.serving.token_picking import Picking
+
+from .rings import greedy, random_model, ring, works
+
+transformers = pytest.importorskip("transformers")
+KINDS = ("llama", "gpt2", "gemma2", "qwen3_moe")
+
+
+@pytest.fixture(scope="module")
+def llama() -> Any:
+    return random_model(transformers.LlamaConfig(**tiny_models.LLAMA))
+
+
+def prompts(many: int, longest: int = 30) -> list[tuple[int, ...]]:
+    torch.manual_seed(3)
+    return [tuple(torch.randint(300, (int(n),)).tolist()) for n in torch.randint(1, longest, (many,))]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_stages_say_what_the_whole_model_says_many_at_once(kind: str) -> None:
+    name, given = tiny_models.CONFIGS[kind]
+    model = random_model(getattr(transformers, name)(**given))
+    asked = [TextRequest(p, 9) for p in prompts(6)]
+    for stages in (1, 3):
+        with ring(works(model, stages), chunk=8) as engine:
+            texts = [engine.submit(r) for r in asked]
+            assert [t.wait() for t in texts] == [greedy(model, r.prompt, 9) for r in asked]
+            assert {t.reason for t in texts} == {LENGTH} and engine.running == 0
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize("own", [True, False])
+def test_drafts_leave_the_text_as_it_is_and_save_trips(llama: Any, temperature: float, own: bool) -> None:
+    picking = Picking(temperature, top_p=0.9, top_k=40, seed=7)
+    repeating = (5, 6, 7, 8) * 5
+    said = dict[bool, list[int]]()
+    drafter = ModelDrafts(llama) if own else PhraseDrafts()
+    with ring(works(llama, 2), drafter=drafter) as engine:
+        engine.times.trip = 1.0  # so that drafts are worth it
+        for drafts in (False, True):
+            text = engine.submit(TextRequest(repeating, 24, picking, drafts=drafts))
+            said[drafts] = text.wait()
+            assert text.rounds + text.accepted >= 24 and (drafts or text.drafted == 0)
+        assert said[True] == said[False] and len(said[True]) == 24
+        if own:  # the model is its own draft: what it draws with the same noise is right
+            assert text.accepted == text.drafted > 10 and text.rounds < 12
+
+
+def test_a_text_ends_at_its_end_and_rows_are_free_for_the_next(llama: Any) -> None:
+    (prompt,) = prompts(1)
+    said = greedy(llama, prompt, 12)
+    end = said[5]
+    need = len(prompt) + 12
+    with ring(works(llama, 2, rows=need)) as engine:  # room for one
+        first = engine.submit(TextRequest(prompt, 12, ends=frozenset([end])))
+        others = [engine.submit(TextRequest(prompt, 12)) for _ in range(3)]
+        assert first.wait() == said[: said.index(end)] and first.reason == STOP
+        engine.cancel(others[1])
+        assert others[0].wait() == said == others[2].wait()
+        assert others[1].reason == CANCELLED and others[1].wait() == []
+        with pytest.raises(InputError, match=f"{need + 1} tokens of prompt and answer do not fit"):
+            engine.submit(TextRequest(prompt, 13))
+
+
+def test_one_that_is_cancelled_in_the_middle_harms_no_other(llama: Any) -> None:
+    many = prompts(5)
+    with ring(works(llama, 2, rows=300), chunk=4) as engine:
+        gone = [engine.submit(TextRequest(p, 40)) for p in many]
+        next(iter(gone[0]))
+        for text in gone:
+            engine.cancel(text)
+        kept = [engine.submit(TextRequest(p, 9)) for p in many]
+        assert [t.wait() for t in kept] == [greedy(llama, p, 9) for p in many]
