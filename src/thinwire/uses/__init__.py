@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from thinwire.uses.use import Use
 
-NAMES = ("training", "pictures", "federated", "following", "scenes", "models", "doctor")
+NAMES = ("training", "pictures", "federated", "following", "scenes", "models", "serving", "doctor")
 
 
 def uses() -> tuple[Use, ...]:

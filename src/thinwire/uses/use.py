@@ -8,8 +8,9 @@ from importlib import import_module
 from typing import Any, NamedTuple
 
 # The panels of ``thinwire --help``, in order.
-TRAINING, PICTURES, STATES, PACKAGES, NETWORKS, LOOKING = PANELS = (
+TRAINING, SERVING, PICTURES, STATES, PACKAGES, NETWORKS, LOOKING = PANELS = (
     "Train",
+    "Serve text",
     "Make pictures",
     "Share a state",
     "Ship scenes and models",

@@ -14,7 +14,7 @@ from meshes import meshes
 from thinwire.channels.channel import Scheme
 from thinwire.runs.models.families import meta_model, whole_model, windows_of
 from thinwire.runs.models.stage import cut_out, finished
-from thinwire.runs.models.trial import _randomised
+from thinwire.runs.models.trial import randomised
 from thinwire.seeding import seeded
 from thinwire.uses.serving.later_stage import LaterStage
 from thinwire.uses.serving.row_pool import RowCache
@@ -27,7 +27,7 @@ CPU = torch.device("cpu")
 def random_model(config: Any) -> Any:
     """Return a model whose weights all show, in evaluation mode."""
     with seeded(1):
-        return _randomised(whole_model(config)).eval()
+        return randomised(whole_model(config)).eval()
 
 
 def works(model: Any, stages: int, rows: int = 256, **schemes: Scheme) -> list[StageWork]:

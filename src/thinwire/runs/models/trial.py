@@ -43,7 +43,7 @@ def check_split(config: Any) -> None:
 
 def _difference(config: Any) -> str | None:
     """Return how the stages of a model differ from it, None where they do not."""
-    whole = _randomised(whole_model(config))
+    whole = randomised(whole_model(config))
     family = family_of(config)
     base = family.base_of(whole)
     parts = {*family.before, family.layers, *family.after}
@@ -83,7 +83,7 @@ def _in_stages(whole: Any, config: Any, ids: Tensor) -> Tensor:
     return x
 
 
-def _randomised(model: Any) -> Any:
+def randomised(model: Any) -> Any:
     """Give all weights values that show: norms and biases too, which start at 1 and 0."""
     with torch.no_grad():
         for p in model.parameters():

@@ -7,7 +7,7 @@ import itertools
 import queue
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 
 import torch
@@ -29,7 +29,7 @@ from thinwire.uses.serving.ring_messages import (
 )
 from thinwire.uses.serving.row_pool import RowAllocator, Segment
 from thinwire.uses.serving.stage_work import StageWork, picked
-from thinwire.uses.serving.text_requests import Text, TextRequest
+from thinwire.uses.serving.text_requests import Said, Text, TextRequest
 
 CHUNK = 128  # tokens of a prompt that pass the stages together
 KEPT = 0.9  # of an average, against what was measured last
@@ -83,8 +83,8 @@ class TextEngine:
         self._thread = threading.Thread(target=self._run, name="text engine", daemon=True)
         self._thread.start()
 
-    def submit(self, request: TextRequest) -> Text:
-        """Begin to continue a text, or let it wait for its turn.
+    def submit(self, request: TextRequest, told: Callable[[Said], object] | None = None) -> Text:
+        """Begin to continue a text, or let it wait for its turn; ``told``: as of ``Text``.
 
         Errors: ``InputError`` for one that is longer than the cache, or beyond ``QUEUED`` that wait;
         ``ThinwireError`` where the stages are lost.
@@ -96,13 +96,18 @@ class TextEngine:
         require(need <= self._rows.many, InputError, f"{wrong}; ask for fewer, or serve with more --cache")
         wrong = f"{QUEUED} requests wait already; try again later"
         require(len(self._queued) < QUEUED, InputError, wrong)
-        text = Text(next(self._numbers), request)
+        text = Text(next(self._numbers), request, told=told)
         self._events.put(("new", text))
         return text
 
     def cancel(self, text: Text) -> None:
         """Stop a text that nobody wants any more; its rows are free for others."""
         self._events.put(("cancel", text))
+
+    @property
+    def error(self) -> ThinwireError | None:
+        """Why nothing more can be asked, if so."""
+        return self._error
 
     @property
     def waiting(self) -> int:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from thinwire.types import InputError, LinkError, ThinwireError, require
@@ -13,6 +13,7 @@ from thinwire.uses.serving.token_picking import Picking
 
 STOP, LENGTH, CANCELLED = "stop", "length", "cancelled"  # why a text ends
 PATIENCE = 600.0  # seconds without a token
+Said = list[int] | str | ThinwireError  # tokens, why a text ended, or what went wrong
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,9 @@ class TextTimes:
 
 @dataclass(eq=False)
 class Text:
-    """A request on its way. Iterate over it for the tokens, in lists as they come.
+    """A request on its way. Iterate over it for the tokens, in lists as they come, unless ``told`` gets them.
 
+    ``told`` is called by the engine's thread, with tokens and at last with the reason of the end.
     Errors while iterating: ``ThinwireError`` where the stages cannot go on, ``LinkError`` after ``PATIENCE``.
     """
 
@@ -55,7 +57,8 @@ class Text:
     rounds: int = 0  # trips around the ring that gave tokens
     drafted: int = 0
     accepted: int = 0
-    _said: queue.SimpleQueue[list[int] | str | ThinwireError] = field(default_factory=queue.SimpleQueue)
+    told: Callable[[Said], object] | None = None
+    _said: queue.SimpleQueue[Said] = field(default_factory=queue.SimpleQueue)
 
     # What the first stage knows of it, and nobody else touches.
     rows: Rows | None = None
@@ -106,16 +109,19 @@ class Text:
         if len(self.made) >= self.request.most:
             self.reason = self.reason or LENGTH
         if tokens:
-            self._said.put(tokens)
+            self._tell(tokens)
         if self.reason:
-            self._said.put(self.reason)
+            self._tell(self.reason)
 
     def fail(self, error: ThinwireError) -> None:
         """End it by an error."""
         self.reason = self.reason or "error"
-        self._said.put(error)
+        self._tell(error)
 
     def cancel(self) -> None:
         """End it because nobody wants it any more."""
         self.reason = self.reason or CANCELLED
-        self._said.put(self.reason)
+        self._tell(self.reason)
+
+    def _tell(self, said: Said) -> None:
+        (self.told or self._said.put)(said)

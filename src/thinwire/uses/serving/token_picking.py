@@ -9,7 +9,7 @@ with the same noise is right more often than by a draw of its own.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from typing import Any, Self
 
 import torch
@@ -53,6 +53,10 @@ class Picking:
     def plain(self) -> dict[str, Any]:
         """Return it as plain values."""
         return asdict(self)
+
+    def with_seed(self, seed: int) -> Self:
+        """Return it with another seed, of which the low 62 bits count."""
+        return replace(self, seed=seed % (1 << 62))
 
     def pick(self, logits: Tensor, position: int) -> int:
         """Return the token behind logits [V], whose own position is ``position``."""

@@ -1,0 +1,1 @@
+"""Programs of the stages, and what they leave."""

@@ -1,0 +1,133 @@
+"""The program of one stage: it loads its part of the model and works in the ring; the first one is asked."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from thinwire.runs.machine import devices
+from thinwire.runs.machine.compute import Compute
+from thinwire.runs.machine.processor import keep_freed, pick_threads
+from thinwire.runs.models.cuts import counted_costs, cut_layers
+from thinwire.runs.models.families import windows_of
+from thinwire.runs.models.model_source import ModelSource, resolve_model
+from thinwire.runs.models.split import build_stage, tie
+from thinwire.runs.ranks.joining import check_options, joined
+from thinwire.runs.ranks.telemetry import Telemetry
+from thinwire.runs.ranks.world import World
+from thinwire.types import InputError, require
+from thinwire.uses.serving.drafts import Drafter, ModelDrafts, PhraseDrafts
+from thinwire.uses.serving.later_stage import LaterStage
+from thinwire.uses.serving.recipes import PROMPT, TOKEN, parse_serving
+from thinwire.uses.serving.row_pool import RowCache
+from thinwire.uses.serving.run.options import StagesConfig
+from thinwire.uses.serving.run.serving_trial import check_serving
+from thinwire.uses.serving.stage_work import StageWork
+from thinwire.uses.serving.text_engine import TextEngine
+
+OTHER_DRAFTS = "--drafts {} has {} tokens, the model {}; give a model of the same tokens"
+
+
+@dataclass(frozen=True)
+class FirstStage:
+    """What the first stage has: an engine that continues texts, and what its model comes from."""
+
+    config: StagesConfig
+    engine: TextEngine
+    source: ModelSource
+    ends: frozenset[int]
+
+
+def prepared(config: StagesConfig, trial: bool = True) -> ModelSource:
+    """Return the source of the model. Errors: ``InputError`` for one that cannot be served, or be cut so."""
+    source = resolve_model(config.model, config.init, trial=trial and config.stages > 1)
+    require(source.family != "cnn", InputError, f"--model {config.model} has no text; give a language model")
+    if trial:
+        check_serving(source.config)
+    cut_layers(counted_costs(source.config), config.stages, config.cut)
+    return source
+
+
+def run_stage(config: StagesConfig, first: Callable[[FirstStage], None]) -> None:
+    """Run this process's stage; ``first`` is what the first one does with its engine, until it returns."""
+    keep_freed()
+    torch.set_num_threads(pick_threads(config))
+    device = devices.own(config.device)
+    source = prepared(config, trial=False)
+    with joined(config, "these stages", "--stages") as world:
+        check_options(Telemetry(world, config.deadline), config, contents={"model": source.digest})
+        work = work_of(config, source, world.rank, device)
+        Telemetry(world, config.deadline).agree(b"R", "", "that it has loaded the model")
+        if world.rank:
+            _later(work, world).run()
+            return
+        with _engine(config, source, work, world) as engine:
+            first(FirstStage(config, engine, source, ends_of(source)))
+
+
+def work_of(config: StagesConfig, source: ModelSource, index: int, device: torch.device) -> StageWork:
+    """Return what stage ``index`` works with: its layers on ``device``, in the dtype of matrix products."""
+    compute = Compute.of(device, config.dtype)
+    cut = cut_layers(counted_costs(source.config), config.stages, config.cut)
+    stage = build_stage(source, cut, index, config.seed)
+    if source.config.tie_word_embeddings and stage.first and stage.last:
+        tie(stage)
+    for p in stage.parameters():  # and no buffers: angles are float32 in any dtype
+        p.data = p.data.to(device, compute.dtype)
+    stage = stage.to(device).eval()
+    cache = RowCache(config.cache, windows_of(stage.base.config), device)
+    schemes = parse_serving(config.recipe).schemes
+    width = source.config.hidden_size
+    return StageWork(stage, cache, width, schemes[PROMPT], schemes[TOKEN], device, compute.dtype)
+
+
+def _later(work: StageWork, world: World) -> LaterStage:
+    boxes = {rank: peer.mailbox for rank, peer in world.peers.items()}
+    return LaterStage(world.rank, work, boxes[world.rank - 1], boxes[0], boxes.get(world.rank + 1))
+
+
+@contextmanager
+def _engine(config: StagesConfig, source: ModelSource, work: StageWork, world: World) -> Iterator[TextEngine]:
+    boxes = {rank: peer.mailbox for rank, peer in world.peers.items()}
+    last = boxes.get(world.size - 1) if world.size > 1 else None
+    drafter = drafter_of(config, source)
+    with TextEngine(work, boxes.get(1), last, drafter, chunk=config.chunk) as engine:
+        yield engine
+
+
+def drafter_of(config: StagesConfig, source: ModelSource) -> Drafter | None:
+    """Return who proposes tokens. Errors: ``InputError`` for a model of other tokens."""
+    if config.drafts == "none" or (config.stages == 1 and config.drafts == "phrases"):
+        return None
+    if config.drafts == "phrases":
+        return PhraseDrafts()
+    small = resolve_model(config.drafts, None)
+    own, theirs = source.config.vocab_size, small.config.vocab_size
+    require(own == theirs, InputError, OTHER_DRAFTS.format(config.drafts, theirs, own))
+    n = small.config.num_hidden_layers
+    stage = build_stage(small, [range(n)], 0).eval()
+    if small.config.tie_word_embeddings:
+        tie(stage)
+    return ModelDrafts(stage.model)
+
+
+def ends_of(source: ModelSource) -> frozenset[int]:
+    """Return the tokens that end a text: the tokenizer's, and those of the model's own settings."""
+    found: set[Any] = {getattr(source.tokenizer, "eos_token_id", None), source.config.eos_token_id}
+    if source.weights is not None and (source.weights / "generation_config.json").is_file():
+        said = json.loads((source.weights / "generation_config.json").read_text("utf-8")).get("eos_token_id")
+        found |= set(said) if isinstance(said, list) else {said}
+    flat = {t for ends in found for t in (ends if isinstance(ends, (list, tuple)) else [ends])}
+    return frozenset(t for t in flat if isinstance(t, int))
+
+
+def await_end(is_over: Callable[[], bool]) -> None:
+    """Wait until something is over, or a signal comes."""
+    while not is_over():
+        time.sleep(0.2)
