@@ -23,6 +23,7 @@ from thinwire.uses.serving.text_engine import TextEngine
 from thinwire.uses.serving.text_requests import LENGTH, STOP, Said, Text
 
 MOST_BODY = 1 << 22  # bytes of a call
+MOST_READ = 1 << 26  # of a longer one that are read, so that its client hears why it is refused
 LOOK = 0.5  # seconds between two looks whether a client is still there
 Piece = tuple[int, str, str | None]  # of which answer, text, why it ended
 
@@ -91,11 +92,15 @@ async def _answer(served: Served, request: Request, chat: bool) -> Response:
 
 async def _body(request: Request) -> dict[str, Any]:
     """Return the fields of a call. Errors: ``InputError``."""
-    data = bytearray()
+    data, nbytes = bytearray(), 0
     async for piece in request.stream():
-        data += piece
-        if len(data) > MOST_BODY:
-            raise InputError(f"the call has more than {MOST_BODY} bytes; send a shorter prompt")
+        nbytes += len(piece)
+        if nbytes <= MOST_BODY:
+            data += piece
+        elif nbytes > MOST_READ:
+            break
+    if nbytes > MOST_BODY:
+        raise InputError(f"the call has more than {MOST_BODY} bytes; send a shorter prompt")
     try:
         found = json.loads(data)
     except (ValueError, RecursionError) as e:
