@@ -77,7 +77,7 @@ class ModelStage(nn.Module):
         """
         self._received = None if self.first else x
         mask = next(iter(masks.values())) if len(masks) == 1 else dict(masks)
-        given = {"input_ids" if self.first else "inputs_embeds": x, "position_ids": positions}
+        given: dict[str, Any] = {"input_ids" if self.first else "inputs_embeds": x, "position_ids": positions}
         given |= {"attention_mask": mask, "past_key_values": cache, "use_cache": True}
         if self.last:
             logits: Tensor = self.model(**given, **({} if keep is None else {"logits_to_keep": keep})).logits

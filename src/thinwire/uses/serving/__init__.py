@@ -5,8 +5,8 @@ from thinwire.uses.use import SERVING, Command, Use
 USE = Use(
     __name__,
     commands=(
-        Command(".commands.serve:serve", SERVING),
-        Command(".commands.serve:generate_text", SERVING),
+        Command(".commands.serve_text:serve", SERVING),
+        Command(".commands.serve_text:generate_text", SERVING),
     ),
     registries=(".recipes:SERVING",),
 )

@@ -129,18 +129,16 @@ class RowCache:
         self, keys: Tensor, values: Tensor, layer: int, *_args: object, **_options: object
     ) -> tuple[Tensor, Tensor]:
         """Put a layer's keys and values [1, heads, n, width] into their rows; return those that are seen."""
-        if layer not in self._keys:
-            for kept, x in ((self._keys, keys), (self._values, values)):
-                kept[layer] = x.new_zeros(1, x.shape[1], self.many, x.shape[3])
-        found = []
-        for kept, x in ((self._keys[layer], keys), (self._values[layer], values)):
-            kept.index_copy_(2, self._places, x)
-            found.append(
-                kept.index_select(2, self._seen)
-                if self._span is None
-                else kept[:, :, self._span.first : self._span.end]
-            )
-        return found[0], found[1]
+        return self._put(self._keys, layer, keys), self._put(self._values, layer, values)
+
+    def _put(self, of_all: dict[int, Tensor], layer: int, x: Tensor) -> Tensor:
+        if layer not in of_all:
+            of_all[layer] = x.new_zeros(1, x.shape[1], self.many, x.shape[3])
+        kept = of_all[layer]
+        kept.index_copy_(2, self._places, x)
+        if self._span is None:
+            return kept.index_select(2, self._seen)
+        return kept[:, :, self._span.first : self._span.end]
 
     def get_seq_length(self, *_layer: object) -> int:
         """Return 0: positions are always given."""

@@ -32,7 +32,7 @@ class FewestSeconds:
     trip + k (token + draft) seconds.
 
     >>> FewestSeconds().choose([DraftSite(0.8, trip=0.1, draft=0.002), DraftSite(0.0, trip=0.1)])
-    [13, 0]
+    [11, 0]
     """
 
     most: int = MOST

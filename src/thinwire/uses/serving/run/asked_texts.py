@@ -15,7 +15,7 @@ from thinwire.uses.serving.token_picking import Picking
 MOST_TEXTS, MOST_STOPS = 8, 4
 USUAL = 16  # tokens of a completion, where nothing is said, as in OpenAI's API
 # Fields that would change the text, and what they are where they change nothing.
-OTHERS = {
+OTHERS: dict[str, tuple[Any, ...]] = {
     "best_of": (None, 1),
     "echo": (None, False),
     "frequency_penalty": (None, 0),
