@@ -17,7 +17,7 @@ from thinwire.runs.models.stage import cut_out, finished
 from thinwire.runs.models.trial import randomised
 from thinwire.seeding import seeded
 from thinwire.uses.serving.later_stage import LaterStage
-from thinwire.uses.serving.row_pool import RowCache
+from thinwire.uses.serving.row_pool import StageCache
 from thinwire.uses.serving.stage_work import StageWork
 from thinwire.uses.serving.text_engine import TextEngine
 
@@ -38,7 +38,7 @@ def works(model: Any, stages: int, rows: int = 256, **schemes: Scheme) -> list[S
         stage = cut_out(meta_model(config), range(start, stop), start == 0, stop == n)
         own = {name: state[original] for name, original in stage.original_names().items()}
         stage.load_state_dict(own, strict=True, assign=True)
-        cache = RowCache(rows, windows_of(stage.base.config), CPU)
+        cache = StageCache(rows, windows_of(stage.base.config), CPU)
         given = {"prompt": Scheme(), "token": Scheme(), **schemes}
         found.append(StageWork(finished(stage).eval(), cache, config.hidden_size, **given))
     return found

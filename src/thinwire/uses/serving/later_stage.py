@@ -9,14 +9,14 @@ from thinwire.links.mailbox import Mailbox
 from thinwire.types import PayloadError, ThinwireError, require
 from thinwire.uses.serving.ring_messages import (
     Close,
-    Kind,
     Open,
     Portion,
+    RingKind,
     pack_pass,
     pack_picked,
     unpack_pass,
 )
-from thinwire.uses.serving.row_pool import Rows
+from thinwire.uses.serving.row_pool import CacheRows
 from thinwire.uses.serving.stage_work import StageWork, picked
 from thinwire.uses.serving.token_picking import Picking
 
@@ -38,7 +38,7 @@ class LaterStage:
     first: Mailbox
     after: Mailbox | None = None
     working: Callable[[], object] = lambda: None
-    rows: dict[int, Rows] = field(default_factory=dict)
+    rows: dict[int, CacheRows] = field(default_factory=dict)
     picking: dict[int, Picking] = field(default_factory=dict)
     _waiting: list[Portion] = field(default_factory=list)
 
@@ -69,21 +69,21 @@ class LaterStage:
     def _take(self, data: bytes) -> bool:
         """Take a message; return whether another may follow."""
         kind = data[0] if data else 0
-        if kind == Kind.PASS:
+        if kind == RingKind.PASS:
             self._waiting += unpack_pass(data, self.rows, self.work.cache.many)
             return True
-        if kind == Kind.OPEN:
+        if kind == RingKind.OPEN:
             opened = Open.unpack(data)
             self.rows[opened.request], self.picking[opened.request] = opened.read()
-        elif kind == Kind.CLOSE:
+        elif kind == RingKind.CLOSE:
             self._close(Close.unpack(data).request)
         else:
-            require(kind == Kind.STOP, PayloadError, f"a message of kind {kind}; update the older end")
+            require(kind == RingKind.STOP, PayloadError, f"a message of kind {kind}; update the older end")
         if self.after is not None:
-            if kind == Kind.STOP:
+            if kind == RingKind.STOP:
                 self._pass_on()
             self.after.send(PASSES, data)
-        return kind != Kind.STOP
+        return kind != RingKind.STOP
 
     def _close(self, request: int) -> None:
         if any(p.segment.request == request for p in self._waiting):

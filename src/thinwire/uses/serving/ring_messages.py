@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from thinwire.heads import U32, Head, Rest
 from thinwire.types import PayloadError, require
-from thinwire.uses.serving.row_pool import Rows, Segment
+from thinwire.uses.serving.row_pool import CacheRows, TextSegment
 from thinwire.uses.serving.token_picking import Picking
 
 MOST_PORTIONS, MOST_TOKENS = 4096, 1 << 20
@@ -26,13 +26,13 @@ PORTION = struct.Struct("<IIIHI")
 PICKED = struct.Struct("<IIH")
 
 
-class Kind(IntEnum):
+class RingKind(IntEnum):
     """What a message to the next stage says."""
 
     OPEN, PASS, CLOSE, STOP = 1, 2, 3, 4
 
 
-class Open(Head, kind=Kind.OPEN):
+class Open(Head, kind=RingKind.OPEN):
     """A request begins, in these rows of every cache; ``picking``: JSON."""
 
     request: U32
@@ -41,27 +41,27 @@ class Open(Head, kind=Kind.OPEN):
     picking: Rest
 
     @classmethod
-    def of(cls, request: int, rows: Rows, picking: Picking) -> Open:
+    def of(cls, request: int, rows: CacheRows, picking: Picking) -> Open:
         """Return the message for a request."""
         return cls(request, rows.first, rows.many, json.dumps(picking.plain()).encode())
 
-    def read(self) -> tuple[Rows, Picking]:
+    def read(self) -> tuple[CacheRows, Picking]:
         """Return its rows, and how its tokens are picked. Errors: ``PayloadError``."""
         try:
             values = json.loads(bytes(self.picking))
         except ValueError as e:
             raise PayloadError(f"a request that is no JSON: {e}") from e
         require(isinstance(values, dict), PayloadError, "a request without fields")
-        return Rows(self.first, self.many), Picking.read(values)
+        return CacheRows(self.first, self.many), Picking.read(values)
 
 
-class Close(Head, kind=Kind.CLOSE):
+class Close(Head, kind=RingKind.CLOSE):
     """A request is over."""
 
     request: U32
 
 
-STOP = bytes([Kind.STOP])  # the first stage ends
+STOP = bytes([RingKind.STOP])  # the first stage ends
 
 
 @dataclass
@@ -72,7 +72,7 @@ class Portion:
     tokens, which are drafts.
     """
 
-    segment: Segment
+    segment: TextSegment
     wanted: int = 0
     drafted: tuple[int, ...] = ()
     packet: bytes | memoryview = b""
@@ -80,7 +80,7 @@ class Portion:
 
 def pack_pass(portions: Sequence[Portion]) -> bytes:
     """Return portions as a message."""
-    heads = [bytes([Kind.PASS]), COUNT.pack(len(portions))]
+    heads = [bytes([RingKind.PASS]), COUNT.pack(len(portions))]
     for p in portions:
         s = p.segment
         heads.append(PORTION.pack(s.request, s.at, s.many, p.wanted, len(p.packet)))
@@ -88,7 +88,7 @@ def pack_pass(portions: Sequence[Portion]) -> bytes:
     return b"".join((*heads, *(p.packet for p in portions)))
 
 
-def unpack_pass(data: bytes, rows: Mapping[int, Rows], total: int) -> list[Portion]:
+def unpack_pass(data: bytes, rows: Mapping[int, CacheRows], total: int) -> list[Portion]:
     """Return the portions in a message, for requests with these ``rows`` of ``total``.
 
     Errors: ``PayloadError`` for a request that is not open, or tokens that are not within its rows.
@@ -103,7 +103,7 @@ def unpack_pass(data: bytes, rows: Mapping[int, Rows], total: int) -> list[Porti
             require(wanted <= tokens <= MOST_TOKENS, PayloadError, f"{wanted} of {tokens} tokens are wanted")
             drafted = struct.unpack_from(f"<{max(0, wanted - 1)}I", data, at + PORTION.size)
             at += PORTION.size + 4 * len(drafted)
-            segment = Segment(request, rows[request], start, tokens)
+            segment = TextSegment(request, rows[request], start, tokens)
             segment.check(total)
             found.append(Portion(segment, wanted, drafted))
             sizes.append(nbytes)

@@ -1,4 +1,4 @@
-"""Rows of a cache: each request has some in one piece, and a layer keeps its keys and values in them.
+"""CacheRows of a cache: each request has some in one piece, and a layer keeps its keys and values in them.
 
 All stages of a ring have as many rows. The first stage gives them to requests; the others do as it says.
 """
@@ -14,8 +14,8 @@ from torch import Tensor
 from thinwire.types import InputError, PayloadError, require
 
 
-class Rows(NamedTuple):
-    """Rows of one request: position p of its tokens is in row ``first`` + p."""
+class CacheRows(NamedTuple):
+    """CacheRows of one request: position p of its tokens is in row ``first`` + p."""
 
     first: int
     many: int
@@ -32,17 +32,17 @@ class RowAllocator:
     >>> rows = RowAllocator(100)
     >>> held = rows.take(60)
     >>> held, rows.take(60)
-    (Rows(first=0, many=60), None)
+    (CacheRows(first=0, many=60), None)
     >>> rows.give_back(held)
     >>> rows.take(60)
-    Rows(first=0, many=60)
+    CacheRows(first=0, many=60)
     """
 
     def __init__(self, many: int) -> None:
         self.many = many
-        self._held: list[Rows] = []  # by their first row
+        self._held: list[CacheRows] = []  # by their first row
 
-    def take(self, many: int) -> Rows | None:
+    def take(self, many: int) -> CacheRows | None:
         """Return so many rows, or None while there are not so many in one piece.
 
         Errors: ``InputError`` where there never are.
@@ -50,29 +50,29 @@ class RowAllocator:
         wrong = f"{many} tokens do not fit into a cache of {self.many}; send less, or serve with more"
         require(0 < many <= self.many, InputError, wrong)
         at = 0
-        for held in [*self._held, Rows(self.many, 0)]:
+        for held in [*self._held, CacheRows(self.many, 0)]:
             if held.first - at >= many:
-                found = Rows(at, many)
+                found = CacheRows(at, many)
                 bisect.insort(self._held, found)
                 return found
             at = held.end
         return None
 
-    def give_back(self, rows: Rows) -> None:
+    def give_back(self, rows: CacheRows) -> None:
         """Let others have what one request had."""
         self._held.remove(rows)
 
     @property
     def free(self) -> int:
-        """Rows that nobody has, perhaps in pieces."""
+        """CacheRows that nobody has, perhaps in pieces."""
         return self.many - sum(held.many for held in self._held)
 
 
-class Segment(NamedTuple):
+class TextSegment(NamedTuple):
     """Tokens of one request that pass the stages together: ``many`` from position ``at`` on, in ``rows``."""
 
     request: int
-    rows: Rows
+    rows: CacheRows
     at: int
     many: int
 
@@ -84,7 +84,7 @@ class Segment(NamedTuple):
         require(within and there, PayloadError, wrong)
 
 
-class RowCache:
+class StageCache:
     """Keys and values of all layers of a stage, as models of transformers use a cache.
 
     ``begin`` says which tokens come next. Then each layer puts theirs into their rows, and gets those of all
@@ -99,14 +99,14 @@ class RowCache:
         self._keys: dict[int, Tensor] = {}  # [1, heads, rows, width] by layer
         self._values: dict[int, Tensor] = {}
         self._places = self._seen = torch.empty(0, dtype=torch.int64)
-        self._span: Rows | None = None  # what is seen, where that is one piece
+        self._span: CacheRows | None = None  # what is seen, where that is one piece
 
-    def begin(self, segments: list[Segment], dtype: torch.dtype) -> dict[str, Tensor]:
+    def begin(self, segments: list[TextSegment], dtype: torch.dtype) -> dict[str, Tensor]:
         """Take tokens; return their positions [1, n] and, by kind of layer, masks [1, 1, n, seen]."""
-        ends = dict[int, Rows]()
+        ends = dict[int, CacheRows]()
         for s in segments:
             many = max(s.at + s.many, ends[s.request].many if s.request in ends else 0)
-            ends[s.request] = Rows(s.rows.first, many)
+            ends[s.request] = CacheRows(s.rows.first, many)
         own = [torch.arange(s.at, s.at + s.many) for s in segments]
         self._places = torch.cat([p + s.rows.first for p, s in zip(own, segments, strict=True)])
         self._span = next(iter(ends.values())) if len(ends) == 1 else None

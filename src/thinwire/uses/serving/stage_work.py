@@ -15,7 +15,7 @@ from thinwire.channels import wire
 from thinwire.channels.channel import Receiver, Scheme, Sender
 from thinwire.types import TensorSpec
 from thinwire.uses.serving.ring_messages import Picked, Portion
-from thinwire.uses.serving.row_pool import RowCache
+from thinwire.uses.serving.row_pool import StageCache
 from thinwire.uses.serving.token_picking import Picking, agreed
 
 PROMPT = 16  # tokens: a portion of at least as many is a prompt's
@@ -56,7 +56,7 @@ class StageWork:
     """
 
     stage: Extends
-    cache: RowCache
+    cache: StageCache
     width: int
     prompt: Scheme
     token: Scheme

@@ -27,7 +27,7 @@ from thinwire.uses.serving.ring_messages import (
     pack_pass,
     unpack_picked,
 )
-from thinwire.uses.serving.row_pool import RowAllocator, Segment
+from thinwire.uses.serving.row_pool import RowAllocator, TextSegment
 from thinwire.uses.serving.stage_work import StageWork, picked
 from thinwire.uses.serving.text_requests import Said, Text, TextRequest
 
@@ -275,10 +275,10 @@ class TextEngine:
         times.note("draft", (time.perf_counter() - began) / max(1, len(found)))
         return found
 
-    def _segment(self, text: Text, at: int, many: int) -> Segment:
+    def _segment(self, text: Text, at: int, many: int) -> TextSegment:
         if text.rows is None:
             raise ThinwireError(f"request {text.number} has no rows")
-        return Segment(text.number, text.rows, at, many)
+        return TextSegment(text.number, text.rows, at, many)
 
     def _pass(self, portions: Sequence[Portion], tokens: Tensor) -> None:
         found = self.work.extend(portions, tokens)

@@ -13,12 +13,12 @@ from thinwire.runs.ranks.rendezvous import starts_all
 from thinwire.runs.terminal.activity import fetch_needs
 from thinwire.runs.terminal.typer_options import with_config
 from thinwire.types import MissingExtra
-from thinwire.uses.serving.run.options import ContinueConfig, ServeConfig
+from thinwire.uses.serving.run.options import ContinueConfig, EndpointConfig
 
 Prompt = Annotated[str, typer.Argument(metavar="PROMPT", help="The text to go on from.")]
 
 
-@with_config(ServeConfig)
+@with_config(EndpointConfig)
 def serve(given: dict[str, Any]) -> None:
     """Serve a language model, cut into stages, behind an endpoint like OpenAI's.
 
@@ -30,7 +30,7 @@ def serve(given: dict[str, Any]) -> None:
 
     thinwire serve --model llama/ --stages 2 --listen 0.0.0.0:8000 --api-key-file key --token-file secret
     """
-    config = ServeConfig.from_dict(given)
+    config = EndpointConfig.from_dict(given)
     try:
         import starlette  # noqa: F401
         import uvicorn  # noqa: F401

@@ -32,7 +32,7 @@ OTHERS: dict[str, tuple[Any, ...]] = {
 
 
 @dataclass(frozen=True)
-class Asked:
+class AskedTexts:
     """One call: ``many`` answers to each of ``prompts``, in tokens."""
 
     prompts: tuple[tuple[int, ...], ...]
@@ -60,14 +60,14 @@ class AskedReader:
     def __init__(self, tokenizer: Any, vocabulary: int, room: int) -> None:
         self._tokenizer, self._vocabulary, self._room = tokenizer, vocabulary, room
 
-    def completion(self, values: Mapping[str, Any]) -> Asked:
+    def completion(self, values: Mapping[str, Any]) -> AskedTexts:
         """Read a call of ``/v1/completions``. Errors: ``InputError`` naming the field."""
         given = values.get("prompt", "")
         several = isinstance(given, list) and bool(given) and not isinstance(given[0], int)
         prompts = tuple(self._tokens(one) for one in (given if several else [given]))
         return self._asked(values, prompts, _number(values, "max_tokens", int) or USUAL)
 
-    def chat(self, values: Mapping[str, Any]) -> Asked:
+    def chat(self, values: Mapping[str, Any]) -> AskedTexts:
         """Read a call of ``/v1/chat/completions``. Errors: ``InputError`` naming the field."""
         prompt = self.conversation(values.get("messages"))
         most = _number(values, "max_completion_tokens", int) or _number(values, "max_tokens", int)
@@ -108,7 +108,9 @@ class AskedReader:
         require(found is not None, InputError, "prompt is empty; send at least a word")
         return int(found)
 
-    def _asked(self, values: Mapping[str, Any], prompts: tuple[tuple[int, ...], ...], most: int) -> Asked:
+    def _asked(
+        self, values: Mapping[str, Any], prompts: tuple[tuple[int, ...], ...], most: int
+    ) -> AskedTexts:
         for name, nothing in OTHERS.items():
             wrong = f"{name} is not supported here; leave it out"
             require(any(values.get(name) == none for none in nothing), InputError, wrong)
@@ -120,7 +122,7 @@ class AskedReader:
         wrong = f"{longest} tokens of prompt and {most} of answer are more than the {self._room} that fit"
         require(longest + most <= self._room, InputError, f"{wrong}; send less, or lower max_tokens")
         options = values.get("stream_options") or {}
-        return Asked(
+        return AskedTexts(
             prompts,
             most,
             self._picking(values),

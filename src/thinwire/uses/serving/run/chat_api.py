@@ -17,7 +17,7 @@ from starlette.responses import JSONResponse, Response, StreamingResponse
 from starlette.routing import Route
 
 from thinwire.types import InputError, ThinwireError
-from thinwire.uses.serving.run.asked_texts import Asked, AskedReader
+from thinwire.uses.serving.run.asked_texts import AskedReader, AskedTexts
 from thinwire.uses.serving.run.text_pieces import TextPieces
 from thinwire.uses.serving.text_engine import TextEngine
 from thinwire.uses.serving.text_requests import LENGTH, STOP, Said, Text
@@ -129,7 +129,7 @@ def _error(text: str, status: int, kind: str) -> JSONResponse:
 class Call:
     """One call: its texts under way, and what is said of them. Errors: as of ``TextEngine.submit``."""
 
-    def __init__(self, served: Served, asked: Asked, chat: bool) -> None:
+    def __init__(self, served: Served, asked: AskedTexts, chat: bool) -> None:
         self._served, self._asked, self._chat = served, asked, chat
         self._id = f"{'chatcmpl' if chat else 'cmpl'}-{uuid.uuid4().hex}"
         self._pieces = [

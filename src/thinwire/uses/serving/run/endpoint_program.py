@@ -12,7 +12,7 @@ from thinwire.runs.ranks.rank_main import say
 from thinwire.types import InputError
 from thinwire.uses.serving.run.asked_texts import AskedReader
 from thinwire.uses.serving.run.chat_api import Served, application
-from thinwire.uses.serving.run.options import ServeConfig
+from thinwire.uses.serving.run.options import EndpointConfig
 from thinwire.uses.serving.run.stage_program import FirstStage, await_end, run_stage
 
 IDLE = 20  # seconds that a connection may keep quiet between two calls
@@ -20,12 +20,12 @@ MOST_OPEN = 1000  # connections
 FAREWELL = 5  # seconds for answers under way
 
 
-def run_rank(config: ServeConfig) -> None:
+def run_rank(config: EndpointConfig) -> None:
     """Run this process's stage; the first one has the endpoint."""
     run_stage(config, lambda first: serve(config, first))
 
 
-def serve(config: ServeConfig, first: FirstStage) -> None:
+def serve(config: EndpointConfig, first: FirstStage) -> None:
     """Answer calls until a signal comes. Errors: ``InputError`` for an address that is taken."""
     source, room = first.source, config.cache
     longest = getattr(source.config, "max_position_embeddings", None) or room
@@ -53,7 +53,7 @@ def serve(config: ServeConfig, first: FirstStage) -> None:
         raise first.engine.error
 
 
-def _listener(config: ServeConfig) -> socket.socket:
+def _listener(config: EndpointConfig) -> socket.socket:
     host, port = config.endpoint
     try:
         family = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0][0]

@@ -79,7 +79,7 @@ class StagesConfig(RunConfig):
 
 
 @dataclass(frozen=True)
-class ServeConfig(StagesConfig):
+class EndpointConfig(StagesConfig):
     """And where the endpoint listens."""
 
     out: str = option("runs/serve", JOB, "Folder of the record.", metavar="DIR", free=True)

@@ -10,7 +10,7 @@ from thinwire.links.address import shown
 from thinwire.runs.machine.interrupts import stopped_by_signals
 from thinwire.runs.ranks.launcher import launcher_of
 from thinwire.runs.ranks.supervise import Workers
-from thinwire.uses.serving.run.options import ContinueConfig, ServeConfig, StagesConfig
+from thinwire.uses.serving.run.options import ContinueConfig, EndpointConfig, StagesConfig
 from thinwire.uses.serving.run.stage_program import prepared
 
 ENDPOINT = "thinwire.uses.serving.run.endpoint_program:run_rank"
@@ -18,7 +18,7 @@ CONTINUE = "thinwire.uses.serving.run.continue_program:run_rank"
 LOAD = 600.0  # seconds to load a model
 
 
-def serve(config: ServeConfig, listening: Callable[[str], object]) -> None:
+def serve(config: EndpointConfig, listening: Callable[[str], object]) -> None:
     """Serve until a signal comes; ``listening`` is told where. Errors: of the stage that failed first."""
     with _started(config, ENDPOINT) as ranks:
         where = ranks.until("listening", 0, LOAD)

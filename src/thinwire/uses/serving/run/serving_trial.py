@@ -15,7 +15,7 @@ from thinwire.runs.models.trial import CLOSE, VOCAB, randomised, small
 from thinwire.runs.models.weight_loading import seed_of
 from thinwire.seeding import seeded
 from thinwire.types import InputError, require
-from thinwire.uses.serving.row_pool import RowCache, Rows, Segment
+from thinwire.uses.serving.row_pool import CacheRows, StageCache, TextSegment
 
 ROOM = 20  # rows of each of two texts
 ONE, OTHER = 1, 2  # texts
@@ -53,11 +53,13 @@ def _is_same(config: Any) -> bool:
 def _by_stages(model: Any, config: Any, texts: dict[int, Tensor]) -> dict[int, Tensor]:
     """Return the logits of both texts, by stages that compute them in passes."""
     stages = [
-        (s, RowCache(2 * ROOM, windows_of(s.base.config), torch.device("cpu"))) for s in _cut(model, config)
+        (s, StageCache(2 * ROOM, windows_of(s.base.config), torch.device("cpu"))) for s in _cut(model, config)
     ]
     found: dict[int, list[Tensor]] = {text: [] for text in texts}
     for said in PASSES:
-        segments = [Segment(text, Rows((text - ONE) * ROOM, ROOM), at, many) for text, at, many in said]
+        segments = [
+            TextSegment(text, CacheRows((text - ONE) * ROOM, ROOM), at, many) for text, at, many in said
+        ]
         x = torch.cat([texts[s.request][:, s.at : s.at + s.many] for s in segments], 1)
         for stage, cache in stages:
             masks = cache.begin(segments, torch.float32)

@@ -25,7 +25,7 @@ from thinwire.types import InputError, require
 from thinwire.uses.serving.drafts import Drafter, ModelDrafts, PhraseDrafts
 from thinwire.uses.serving.later_stage import LaterStage
 from thinwire.uses.serving.recipes import PROMPT, TOKEN, parse_serving
-from thinwire.uses.serving.row_pool import RowCache
+from thinwire.uses.serving.row_pool import StageCache
 from thinwire.uses.serving.run.options import StagesConfig
 from thinwire.uses.serving.run.serving_trial import check_serving
 from thinwire.uses.serving.stage_work import StageWork
@@ -81,7 +81,7 @@ def work_of(config: StagesConfig, source: ModelSource, index: int, device: torch
     for p in stage.parameters():  # and no buffers: angles are float32 in any dtype
         p.data = p.data.to(device, compute.dtype)
     stage = stage.to(device).eval()
-    cache = RowCache(config.cache, windows_of(stage.base.config), device)
+    cache = StageCache(config.cache, windows_of(stage.base.config), device)
     schemes = parse_serving(config.recipe).schemes
     width = source.config.hidden_size
     return StageWork(stage, cache, width, schemes[PROMPT], schemes[TOKEN], device, compute.dtype)
