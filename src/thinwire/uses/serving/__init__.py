@@ -1,6 +1,6 @@
 """Language models served by stages."""
 
-from thinwire.uses.use import SERVING, Command, Use
+from thinwire.uses.use import SERVING, Command, RunKind, Use
 
 USE = Use(
     __name__,
@@ -8,5 +8,7 @@ USE = Use(
         Command(".commands.serve_text:serve", SERVING),
         Command(".commands.serve_text:generate_text", SERVING),
     ),
+    kinds={"serving": RunKind(".run.record:ServingRecord", ".run.cards")},
+    demos={"serve": ".commands.demo:serve"},
     registries=(".recipes:SERVING",),
 )

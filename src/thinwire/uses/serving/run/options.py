@@ -145,3 +145,18 @@ class ContinueConfig(StagesConfig):
         1.0, SERVING, "Draw from the likeliest tokens with this share.", metavar="P", above=0, most=1
     )
     chat: bool = option(False, SERVING, "Take the prompt as a message, in the model's own form of a chat.")
+
+
+@dataclass(frozen=True)
+class MeasuredConfig(StagesConfig):
+    """And texts that several ways go on from, to be compared."""
+
+    out: str = option("runs/texts", JOB, "Folder of the records.", metavar="DIR", free=True)
+    data: str = option("shakespeare", JOB, "The text whose held-out part prompts are from.", metavar="DATA")
+    texts: int = option(2, JOB, "Prompts.", metavar="N", least=1, most=64)
+    prompt_tokens: int = option(256, JOB, "Tokens of a prompt.", metavar="N", least=1, most=1 << 20)
+    tokens: int = option(32, JOB, "Tokens that each is continued by.", metavar="N", least=2, most=1 << 16)
+    temperature: float = option(
+        0.8, JOB, "Of the texts that are timed; those that are compared are the likeliest.", least=0, most=100
+    )
+    at_once: int = option(1, JOB, "Texts that are timed at the same time.", metavar="N", least=1, most=64)

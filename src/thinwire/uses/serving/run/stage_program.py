@@ -42,6 +42,12 @@ class FirstStage:
     engine: TextEngine
     source: ModelSource
     ends: frozenset[int]
+    world: World
+
+    def sent(self) -> int:
+        """Return the bytes that this stage has sent and received, headers included: of two stages, all."""
+        meters = [peer.meter.snapshot() for peer in self.world.peers.values()]
+        return sum(t.nbytes for m in meters for way in (m.sent, m.received) for t in way.values())
 
 
 def prepared(config: StagesConfig, trial: bool = True) -> ModelSource:
@@ -68,7 +74,7 @@ def run_stage(config: StagesConfig, first: Callable[[FirstStage], None]) -> None
             _later(work, world).run()
             return
         with _engine(config, source, work, world) as engine:
-            first(FirstStage(config, engine, source, ends_of(source)))
+            first(FirstStage(config, engine, source, ends_of(source), world))
 
 
 def work_of(config: StagesConfig, source: ModelSource, index: int, device: torch.device) -> StageWork:
