@@ -147,13 +147,13 @@ class RunRecord:
 
     recipe: RecipeText = about("what was sent, and how")
     kind: str = about(
-        "which engine ran: `pipeline`, `replicas`, `swarm`, `pictures`, `federated`, `scene`, `model`, "
-        "`state` or `rollouts`",
+        "which engine ran: `pipeline`, `replicas`, `swarm`, `serving`, `pictures`, `federated`, `scene`, "
+        "`model`, `state` or `rollouts`",
         "run",
     )
     unit: str = about(
         "what the run is made of, and `metrics.jsonl` has a line of: `step`, `round`, `version`, "
-        "`repeat`, `batch`; or `scene`, `model`, which have no such lines",
+        "`repeat`, `batch`, `text`; or `scene`, `model`, which have no such lines",
         "unit",
     )
     status: str = about(
