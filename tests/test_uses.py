@@ -33,6 +33,7 @@ USES = {
     "rollouts": ("rollouts", "report", ""),
     "scene": ("scenes", "pack", "scenes"),
     "model": ("models", "pack", "models"),
+    "serving": ("serving", "serve", "serve"),
 }
 # Options of other programs that the pages use.
 OTHERS = {
