@@ -1,0 +1,83 @@
+"""Stages as processes: what the commands start, and what they leave."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import urllib.request
+from pathlib import Path
+from typing import Any
+
+import pytest
+import tiny_models
+
+from thinwire.types import InputError
+from thinwire.uses.kinds import load_runs
+from thinwire.uses.serving.run import cards
+from thinwire.uses.serving.run.options import EndpointConfig, MeasuredConfig
+from thinwire.uses.serving.run.serving_demo import ServingWay, run_ways
+from thinwire.uses.serving.run.serving_trial import check_serving
+
+transformers = pytest.importorskip("transformers")
+SERVE = [sys.executable, "-m", "thinwire", "serve", "--stages", "2", "--dtype", "fp32"]
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Any) -> Path:
+    tiny_tokenizer.chat_template = None
+    return tiny_models.write_llama(tmp_path_factory.mktemp("served"), tiny_tokenizer, 1200)
+
+
+def test_ways_are_compared_and_drawn(place: Path, tmp_path: Path) -> None:
+    given = {"model": str(place / "model"), "data": str(place / "text.txt"), "out": str(tmp_path)}
+    given |= {"texts": 2, "prompt_tokens": 20, "tokens": 8, "cache": 64, "dtype": "fp32", "at_once": 2}
+    ways = ServingWay("one", 1, "exact", False), ServingWay("coded-drafts", 2, "exact", True)
+    one, two = run_ways(MeasuredConfig.from_dict(given), ways, lambda text: None)
+    assert one.equal_tokens == two.equal_tokens == 1.0 and one.shown == two.shown
+    assert (
+        one.bytes == {}
+        and two.bytes["stages"] > two.totals["tokens"] * 32 * 4
+        and len(two.memory.peak_rss_bytes) == 2
+    )
+    runs = load_runs([tmp_path / way.name for way in ways])
+    assert all(len(run.metrics) == 2 for run in runs)
+    assert "tokens a second" in cards.headline(runs) and len(cards.cards(runs)) == 3
+
+
+def test_a_server_answers_until_it_is_told_to_end(place: Path) -> None:
+    import socket
+
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = free.getsockname()[1]
+    command = [*SERVE, "--model", str(place / "model"), "--listen", f"127.0.0.1:{port}", "--cache", "64"]
+    with subprocess.Popen(
+        command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ
+    ) as server:
+        assert server.stderr is not None
+        told = server.stderr.readline()
+        try:
+            assert f"127.0.0.1:{port}" in told
+            body = json.dumps({"prompt": "the ship", "max_tokens": 4}).encode()
+            call = urllib.request.Request(f"http://127.0.0.1:{port}/v1/completions", body)
+            with urllib.request.urlopen(call, timeout=60) as answer:
+                assert json.load(answer)["usage"]["completion_tokens"] <= 4
+        finally:
+            server.send_signal(signal.SIGTERM)
+        assert server.wait(30) == 130
+
+
+def test_what_cannot_be_served_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    with pytest.raises(InputError, match=r"can be reached by others; give --api-key-file"):
+        EndpointConfig.from_dict({"listen": "0.0.0.0:8000"})
+    (tmp_path / "key").write_text("short")
+    with pytest.raises(InputError, match="has 5 characters; give it 16 or more"):
+        EndpointConfig.from_dict({"api_key_file": str(tmp_path / "key")})
+    with pytest.raises(InputError, match="codec"):
+        EndpointConfig.from_dict({"recipe": "codec"})
+    name, given = tiny_models.CONFIGS["bloom"]
+    with pytest.raises(InputError, match="models of type 'bloom' cannot be served by stages"):
+        check_serving(getattr(transformers, name)(**given))
+    check_serving(transformers.LlamaConfig(**tiny_models.LLAMA))
