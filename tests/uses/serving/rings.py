@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from itertools import pairwise
 from typing import Any
 
@@ -16,6 +16,7 @@ from thinwire.runs.models.families import meta_model, whole_model, windows_of
 from thinwire.runs.models.stage import cut_out, finished
 from thinwire.runs.models.trial import randomised
 from thinwire.seeding import seeded
+from thinwire.types import ThinwireError
 from thinwire.uses.serving.later_stage import LaterStage
 from thinwire.uses.serving.row_pool import StageCache
 from thinwire.uses.serving.stage_work import StageWork
@@ -60,7 +61,7 @@ def ring(
             LaterStage(k, made[k], boxes[k][k - 1], boxes[k][0], boxes[k].get(k + 1) if k < last else None)
             for k in range(1, last + 1)
         ]
-        threads = [threading.Thread(target=stage.run, daemon=True) for stage in later]
+        threads = [threading.Thread(target=_run, args=(stage,), daemon=True) for stage in later]
         for thread in threads:
             thread.start()
         with TextEngine(made[0], boxes[0][1], boxes[0][last], **engine) as first:
@@ -68,6 +69,11 @@ def ring(
         for thread in threads:
             thread.join(20)
             assert not thread.is_alive()
+
+
+def _run(stage: LaterStage) -> None:
+    with suppress(ThinwireError):  # the first stage is told
+        stage.run()
 
 
 def greedy(model: Any, prompt: Sequence[int], many: int) -> list[int]:

@@ -8,7 +8,7 @@ import pytest
 import tiny_models
 import torch
 
-from thinwire.types import InputError
+from thinwire.types import InputError, LinkError, ThinwireError
 from thinwire.uses.serving.drafts import ModelDrafts, PhraseDrafts
 from thinwire.uses.serving.text_requests import CANCELLED, LENGTH, STOP, TextRequest
 from thinwire.uses.serving.token_picking import Picking
@@ -84,3 +84,28 @@ def test_one_that_is_cancelled_in_the_middle_harms_no_other(llama: Any) -> None:
             engine.cancel(text)
         kept = [engine.submit(TextRequest(p, 9)) for p in many]
         assert [t.wait() for t in kept] == [greedy(llama, p, 9) for p in many]
+
+
+def test_a_stage_that_fails_is_named_to_all_that_wait_for_it(llama: Any) -> None:
+    made = works(llama, 2)
+    (prompt,) = prompts(1)
+    with ring(made) as engine:
+        texts = [engine.submit(TextRequest(prompt, 100)) for _ in range(2)]
+        next(iter(texts[0]))
+        made[1].width = 7  # so that what comes does not fit
+        for text in texts:
+            with pytest.raises(ThinwireError, match=r"stage 1 failed: a packet for shape"):
+                text.wait()
+        with pytest.raises(ThinwireError, match="stage 1 failed"):
+            engine.submit(TextRequest(prompt, 5))
+
+
+def test_a_stage_that_is_gone_is_named(llama: Any) -> None:
+    made = works(llama, 2)
+    (prompt,) = prompts(1)
+    with ring(made, {"deadline": 1.5}) as engine:
+        text = engine.submit(TextRequest(prompt, 100))
+        next(iter(text))
+        engine.last._link.close(0.0)  # as of a process that was killed
+        with pytest.raises(LinkError, match="rank 1"):
+            text.wait()

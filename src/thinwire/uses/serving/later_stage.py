@@ -50,8 +50,9 @@ class LaterStage:
         try:
             while self._turn():
                 pass
-        except ThinwireError as e:
-            self.first.send(FAILED, f"stage {self.index}: {e}".encode()[:2000])
+        except Exception as e:  # any: whoever waits for a text must hear of it
+            what = str(e) if isinstance(e, ThinwireError) else f"{type(e).__name__}: {e}"
+            self.first.send(FAILED, f"stage {self.index} failed: {what}".encode()[:2000])
             raise
 
     def _turn(self) -> bool:
