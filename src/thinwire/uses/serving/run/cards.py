@@ -27,7 +27,7 @@ NONE = "–"
 
 
 def headline(runs: Sequence[ServingRun]) -> str:
-    """Return what the best way by stages wins over plain ones, good or bad."""
+    """Return what the best way by stages is beside plain ones, good or bad."""
     plain = next((run for run in runs if run.label == PLAIN), None)
     others = [run for run in runs if run.label not in (ONE, PLAIN) and run.valid]
     if plain is None or not others or not plain.record.tokens_per_second:
@@ -35,14 +35,12 @@ def headline(runs: Sequence[ServingRun]) -> str:
         return f"{runs[0].label}: {rate:.1f} tokens a second"
     best = max(others, key=lambda run: run.record.tokens_per_second or 0.0)
     ratio = (best.record.tokens_per_second or 0.0) / plain.record.tokens_per_second
-    return f"{best.label} gives {ratio:.2f}× the tokens a second of plain bf16 stages{_sooner(best, plain)}"
+    return f"{best.label} gives {ratio:.2f}× the tokens a second of plain bf16 stages{_fewer(best, plain)}"
 
 
-def _sooner(best: ServingRun, plain: ServingRun) -> str:
-    first, other = best.record.first_token_s, plain.record.first_token_s
-    if not first or not other:
-        return ""
-    return f", its first token {other / first:.2f}× as soon" if first <= other else ", its first token later"
+def _fewer(best: ServingRun, plain: ServingRun) -> str:
+    sent, other = (run.record.bytes.get("stages", 0) for run in (best, plain))
+    return f", sending {other / sent:.1f}× fewer bytes" if sent and other else ""
 
 
 def setting(runs: Sequence[ServingRun]) -> str:
@@ -97,7 +95,7 @@ def _row(run: ServingRun, plain: float | None) -> list[str]:
         NONE if first is None else f"{first:.2f} s",
         NONE if rate is None else f"{rate:.1f}",
         f"{rate / plain:.2f}" if rate and plain else NONE,
-        f"{r.accepted:.2f}" if r.accepted else NONE,
+        NONE if r.accepted is None or r.config.get("drafts") == "none" else f"{r.accepted:.2f}",
         megabytes(r.bytes["stages"]) if "stages" in r.bytes else NONE,
         NONE if r.equal_tokens is None else f"{r.equal_tokens:.0%}",
     ]
