@@ -47,12 +47,13 @@ def test_ways_are_compared_and_drawn(place: Path, tmp_path: Path) -> None:
     assert "tokens a second" in cards.headline(runs) and len(cards.cards(runs)) == 3
 
 
-def test_a_server_answers_until_it_is_told_to_end(place: Path) -> None:
+def test_a_server_answers_until_it_is_told_to_end(place: Path, tmp_path: Path) -> None:
     import socket
 
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     command = [*SERVE, "--model", str(place / "model"), "--listen", f"127.0.0.1:{port}", "--cache", "64"]
+    command += ["--out", str(tmp_path)]
     with subprocess.Popen(
         command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ
     ) as server:
@@ -67,6 +68,9 @@ def test_a_server_answers_until_it_is_told_to_end(place: Path) -> None:
         finally:
             server.send_signal(signal.SIGTERM)
         assert server.wait(30) == 130
+    (run,) = load_runs([tmp_path])
+    assert run.record.status == "interrupted" and run.record.totals["texts"] == len(run.metrics) == 1
+    assert "ship" not in (tmp_path / "run.json").read_text()  # nobody's words are kept
 
 
 def test_what_cannot_be_served_is_refused_before_anything_starts(tmp_path: Path) -> None:

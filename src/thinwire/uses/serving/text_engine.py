@@ -67,6 +67,7 @@ class TextEngine:
     drafter: Drafter | None = None
     policy: FewestSeconds = field(default_factory=FewestSeconds)
     chunk: int = CHUNK
+    ended: Callable[[Text], object] = lambda text: None  # hears of each text that had rows, on its own thread
     times: RingTimes = field(default_factory=RingTimes)
 
     def __post_init__(self) -> None:
@@ -168,12 +169,13 @@ class TextEngine:
         if isinstance(value, Text):
             if what == "new":
                 self._queued.append(value)
-            elif value in self._queued:
-                self._queued.remove(value)
+            elif value in self._queued or value.number in self._open:
                 value.cancel()
-            elif value.number in self._open:
-                value.cancel()
-                self._end(value)
+                if value.number in self._open:
+                    self._end(value)
+                else:
+                    self._queued.remove(value)
+                value.say([])
         elif isinstance(value, bytes):
             if what == "failed":
                 raise ThinwireError(value.decode(errors="replace"))
@@ -202,11 +204,12 @@ class TextEngine:
         require(good, PayloadError, wrong)
         self._learn(text, len(found.tokens) - 1)
         text.rounds += 1
-        text.take(list(found.tokens))
+        new = text.take(list(found.tokens))
         if text.reason:
-            self._end(text)
+            self._end(text)  # before whoever asked hears of it, and perhaps asks for the next
         else:
             self._ready.append(text)
+        text.say(new)
 
     def _learn(self, text: Text, right: int) -> None:
         """Take in how long a round took, and how many of its drafts were right."""
@@ -228,6 +231,7 @@ class TextEngine:
         if text.rows is not None:
             self._rows.give_back(text.rows)
         self._say(Close(text.number).pack())
+        self.ended(text)
 
     def _send(self) -> None:
         """Send one pass: all that wait for their next token, and ``chunk`` tokens of prompts."""

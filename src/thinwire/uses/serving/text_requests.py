@@ -96,20 +96,24 @@ class Text:
         found = list(self.request.prompt[at : at + many])
         return found + self.made[: many - len(found)]
 
-    def take(self, tokens: list[int]) -> None:
-        """Add tokens up to where it ends; whoever asked hears of them."""
+    def take(self, tokens: list[int]) -> list[int]:
+        """Add tokens up to where it ends, and return those; ``say`` tells whoever asked."""
         self.times.last = time.monotonic()
         self.times.first = self.times.first or self.times.last
-        for i, token in enumerate(tokens[: self.request.most - len(self.made)]):
-            if token in self.request.ends:
-                tokens, self.reason = tokens[:i], STOP
-                break
-        tokens = tokens[: self.request.most - len(self.made)]
-        self.made += tokens
-        if len(self.made) >= self.request.most:
-            self.reason = self.reason or LENGTH
-        if tokens:
-            self._tell(tokens)
+        new = tokens[: self.request.most - len(self.made)]
+        end = next((i for i, token in enumerate(new) if token in self.request.ends), None)
+        new = new[:end]
+        self.made += new
+        if end is not None:
+            self.reason = STOP
+        elif len(self.made) >= self.request.most:
+            self.reason = LENGTH
+        return new
+
+    def say(self, new: list[int]) -> None:
+        """Tell whoever asked of new tokens, and of the end."""
+        if new:
+            self._tell(new)
         if self.reason:
             self._tell(self.reason)
 
@@ -119,9 +123,8 @@ class Text:
         self._tell(error)
 
     def cancel(self) -> None:
-        """End it because nobody wants it any more."""
+        """End it because nobody wants it any more; ``say`` tells whoever asked."""
         self.reason = self.reason or CANCELLED
-        self._tell(self.reason)
 
     def _tell(self, said: Said) -> None:
         (self.told or self._said.put)(said)

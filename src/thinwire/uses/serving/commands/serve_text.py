@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from contextlib import nullcontext
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
 
 from thinwire.runs.machine.standard_streams import print_json, tell
 from thinwire.runs.ranks.rendezvous import starts_all
+from thinwire.runs.records.folder_lock import holding
 from thinwire.runs.terminal.activity import fetch_needs
 from thinwire.runs.terminal.typer_options import with_config
 from thinwire.types import MissingExtra
@@ -43,7 +44,8 @@ def serve(given: dict[str, Any]) -> None:
         endpoint_program.run_rank(config)
         return
     fetch_needs(config.model, "", quiet=config.quiet)
-    serving_launch.serve(config, lambda address: tell(f"listening at http://{address}/v1"))
+    with holding(Path(config.out)):
+        serving_launch.serve(config, lambda address: tell(f"listening at http://{address}/v1"))
 
 
 @with_config(ContinueConfig, without=("prompt",))
@@ -62,16 +64,16 @@ def generate_text(prompt: Prompt, given: dict[str, Any]) -> None:
         return
     fetch_needs(config.model, "", quiet=config.quiet)
     quiet = config.json
-    ended = serving_launch.go_on(config, (lambda text: None) if quiet else _show)
+    with holding(Path(config.out)):
+        ended = serving_launch.go_on(config, (lambda text: None) if quiet else _show)
     if config.json:
         print_json(ended)
         return
     sys.stdout.write("\n")
-    with nullcontext():
-        tell(
-            f"{ended['tokens']} tokens, the first after {ended['first_token_s']:.2f} s, then "
-            f"{ended['tokens_per_second']:.1f} a second; {ended['rounds']} trips"
-        )
+    tell(
+        f"{ended['tokens']} tokens, the first after {ended['first_token_s']:.2f} s, then "
+        f"{ended['tokens_per_second']:.1f} a second; {ended['rounds']} trips"
+    )
 
 
 def _show(text: str) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import time
+from dataclasses import asdict
 from typing import Any
 
 from thinwire.runs.ranks.rank_main import say
@@ -10,6 +10,12 @@ from thinwire.uses.serving.run.asked_texts import AskedReader
 from thinwire.uses.serving.run.options import ContinueConfig
 from thinwire.uses.serving.run.stage_program import FirstStage, run_stage
 from thinwire.uses.serving.run.text_pieces import TextPieces
+from thinwire.uses.serving.run.text_recorder import TextRecorder, line_of
+
+SAID = (
+    *("reason", "prompt", "tokens", "first_token_s", "tokens_per_second"),
+    *("rounds", "drafted", "accepted", "seconds", "sent"),
+)
 
 
 def run_rank(config: ContinueConfig) -> None:
@@ -27,22 +33,14 @@ def go_on(config: ContinueConfig, first: FirstStage) -> None:
         asked = reader.chat({"messages": [{"role": "user", "content": config.prompt}], **settings})
     else:
         asked = reader.completion({"prompt": config.prompt, **settings})
+    recorder = TextRecorder(first)
+    first.engine.ended = recorder.ended
     (request,) = asked.requests(first.ends)
     text, pieces = first.engine.submit(request), TextPieces(source.tokenizer)
     for tokens in text:
         say("text", text=pieces.add(tokens))
     say("text", text=pieces.end())
-    times, made = text.times, len(text.made)
-    say(
-        "end",
-        reason=text.reason,
-        prompt=len(request.prompt),
-        tokens=made,
-        first_token_s=times.first - times.came,
-        tokens_per_second=(made - 1) / max(1e-9, times.last - times.first) if made > 1 else 0.0,
-        rounds=text.rounds,
-        drafted=text.drafted,
-        accepted=text.accepted,
-        seconds=time.monotonic() - times.came,
-        bytes=first.engine.work.spent.packets,
-    )
+    line = line_of(1, text)
+    said: dict[str, Any] = asdict(line) | {"reason": text.reason, "sent": first.sent()}
+    recorder.close("done")
+    say("end", **{name: said[name] for name in SAID})

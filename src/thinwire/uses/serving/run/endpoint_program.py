@@ -9,11 +9,13 @@ from contextlib import closing
 import uvicorn
 
 from thinwire.runs.ranks.rank_main import say
+from thinwire.runs.records.run_record import status_of
 from thinwire.types import InputError
 from thinwire.uses.serving.run.asked_texts import AskedReader
 from thinwire.uses.serving.run.chat_api import Served, application
 from thinwire.uses.serving.run.options import EndpointConfig
 from thinwire.uses.serving.run.stage_program import FirstStage, await_end, run_stage
+from thinwire.uses.serving.run.text_recorder import TextRecorder
 
 IDLE = 20  # seconds that a connection may keep quiet between two calls
 MOST_OPEN = 1000  # connections
@@ -27,6 +29,17 @@ def run_rank(config: EndpointConfig) -> None:
 
 def serve(config: EndpointConfig, first: FirstStage) -> None:
     """Answer calls until a signal comes. Errors: ``InputError`` for an address that is taken."""
+    recorder = TextRecorder(first)
+    first.engine.ended = recorder.ended
+    try:
+        _answer(config, first)
+    except BaseException as e:
+        recorder.close(status_of(e))
+        raise
+    recorder.close("done")
+
+
+def _answer(config: EndpointConfig, first: FirstStage) -> None:
     source, room = first.source, config.cache
     longest = getattr(source.config, "max_position_embeddings", None) or room
     reader = AskedReader(source.tokenizer, source.config.vocab_size, min(room, longest))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
 
 from thinwire.runs.data.corpus import load_corpus
 from thinwire.runs.machine import devices
@@ -13,8 +12,8 @@ from thinwire.runs.models.model_source import ModelSource
 from thinwire.runs.ranks.rank_main import say
 from thinwire.types import InputError, require
 from thinwire.uses.serving.run.options import MeasuredConfig
-from thinwire.uses.serving.run.record import TextMetrics
 from thinwire.uses.serving.run.stage_program import FirstStage, run_stage
+from thinwire.uses.serving.run.text_recorder import line_of
 from thinwire.uses.serving.text_requests import Text, TextRequest
 from thinwire.uses.serving.token_picking import Picking
 
@@ -52,7 +51,7 @@ def measure(config: MeasuredConfig, first: FirstStage) -> None:
         for text in now:
             text.wait()
         texts += now
-    lines = [asdict(_line(k, text)) for k, text in enumerate(texts, 1)]
+    lines = [asdict(line_of(k, text)) for k, text in enumerate(texts, 1)]
     values = (engine.work.spent.tokens - spent) * engine.work.width
     facts = devices.facts(engine.work.device)
     say(
@@ -63,19 +62,4 @@ def measure(config: MeasuredConfig, first: FirstStage) -> None:
         nbytes=first.sent() - before,
         values=values,
         facts=facts,
-    )
-
-
-def _line(number: int, text: Text) -> TextMetrics:
-    times, made = text.times, len(text.made)
-    behind = times.last - times.first
-    figures: dict[str, Any] = {"rounds": text.rounds, "drafted": text.drafted, "accepted": text.accepted}
-    return TextMetrics(
-        text=number,
-        seconds=times.last - times.came,
-        prompt=len(text.request.prompt),
-        tokens=made,
-        first_token_s=times.first - times.came,
-        tokens_per_second=(made - 1) / behind if made > 1 and behind > 0 else 0.0,
-        **figures,
     )

@@ -21,9 +21,9 @@ from thinwire.uses.serving.recipes import parse_serving
 from thinwire.uses.serving.run.options import MeasuredConfig
 from thinwire.uses.serving.run.record import ServingRecord, TextMetrics
 from thinwire.uses.serving.run.stage_program import prepared
+from thinwire.uses.serving.run.text_recorder import STREAM
 
 PROGRAM = "thinwire.uses.serving.run.measured_program:run_rank"
-STREAM = "stages"
 PATIENCE = 900.0  # seconds for all texts of one way
 
 
