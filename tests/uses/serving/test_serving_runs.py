@@ -70,6 +70,7 @@ def test_a_server_answers_until_it_is_told_to_end(place: Path, tmp_path: Path) -
         assert server.wait(30) == 130
     (run,) = load_runs([tmp_path])
     assert run.record.status == "interrupted" and run.record.totals["texts"] == len(run.metrics) == 1
+    assert "1 texts by" in cards.setting([run]) and len(cards.cards([run])) == 2
     assert "ship" not in (tmp_path / "run.json").read_text()  # nobody's words are kept
 
 

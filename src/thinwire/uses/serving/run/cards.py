@@ -45,10 +45,13 @@ def _fewer(best: ServingRun, plain: ServingRun) -> str:
 
 def setting(runs: Sequence[ServingRun]) -> str:
     """Return what was continued, by which model, over which link."""
-    c = runs[-1].record.config
+    record = runs[-1].record
+    c, link = record.config, over([record])
+    if "prompt_tokens" not in c:  # whoever came asked what they liked
+        return f"{record.totals.get('texts', 0):.0f} texts by {c['model']}, {c['stages']} stages over {link}."
     return (
         f"{c['texts']} prompts of {c['prompt_tokens']} tokens of {c['data']}, each continued by "
-        f"{c['tokens']} tokens of {c['model']}, {c['at_once']} at a time, over {over([runs[-1].record])}."
+        f"{c['tokens']} tokens of {c['model']}, {c['at_once']} at a time, over {link}."
     )
 
 
@@ -69,8 +72,9 @@ def cards(runs: Sequence[ServingRun]) -> list[str]:
         "First token and tokens a second are of texts drawn with a temperature, the median of all prompts. "
     )
     text += "Equal: the share of the likeliest tokens that are one machine's, up to the first that differs."
-    shown = [card(run.label, "By the likeliest tokens:", _texts(run)) for run in runs]
-    return [card("The figures", text, table(COLUMNS, _rows(runs))), grid(shown), memory(runs)]
+    shown = [card(run.label, "By the likeliest tokens:", _texts(run)) for run in runs if run.record.shown]
+    figures = card("The figures", text, table(COLUMNS, _rows(runs)))
+    return [figures, *([grid(shown)] if shown else []), memory(runs)]
 
 
 def summary_table(runs: Sequence[ServingRun]) -> Any:
