@@ -335,7 +335,7 @@ def test_recipes_lists_the_registry():
 
     assert listing.FILE.read_text("utf-8") == listing.text(), "run python -m thinwire.uses.listing"
     rows, text = json.loads(invoke("recipes", "--json").stdout), invoke("recipes").stdout
-    assert rows == listing.listed() and len({r["engine"] for r in rows}) == 7
+    assert rows == listing.listed() and len({r["engine"] for r in rows}) == 8
     assert all(r["summary"] and r["source"] for r in rows)
     assert text.startswith("pipeline ─") and "\nstate ─" in text
     assert all(r["name"] in text for r in rows)

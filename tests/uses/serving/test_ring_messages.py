@@ -20,10 +20,10 @@ from thinwire.uses.serving.ring_messages import (
     unpack_pass,
     unpack_picked,
 )
-from thinwire.uses.serving.row_pool import CacheRows, RowAllocator, TextSegment
+from thinwire.uses.serving.row_pool import RowAllocator, TextRows, TextSegment
 from thinwire.uses.serving.token_picking import Picking, agreed
 
-ROWS = {1: CacheRows(0, 40), 9: CacheRows(40, 60)}
+ROWS = {1: TextRows(0, 40), 9: TextRows(40, 60)}
 PASS = [
     Portion(TextSegment(1, ROWS[1], 3, 5), 3, (7, 8), b"abc"),
     Portion(TextSegment(9, ROWS[9], 0, 20), 0, (), b""),
@@ -60,7 +60,7 @@ def test_nonsense_is_refused_and_nothing_else_happens() -> None:
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.tuples(st.integers(1, 40), st.integers(0, 5)), max_size=40))
 def test_rows_are_never_given_twice(asked: list[tuple[int, int]]) -> None:
-    rows, held = RowAllocator(100), list[CacheRows]()
+    rows, held = RowAllocator(100), list[TextRows]()
     for many, back in asked:
         found = rows.take(many)
         if found is not None:

@@ -16,7 +16,7 @@ from thinwire.uses.serving.ring_messages import (
     pack_picked,
     unpack_pass,
 )
-from thinwire.uses.serving.row_pool import CacheRows
+from thinwire.uses.serving.row_pool import TextRows
 from thinwire.uses.serving.stage_work import StageWork, picked
 from thinwire.uses.serving.token_picking import Picking
 
@@ -38,7 +38,7 @@ class LaterStage:
     first: Mailbox
     after: Mailbox | None = None
     working: Callable[[], object] = lambda: None
-    rows: dict[int, CacheRows] = field(default_factory=dict)
+    rows: dict[int, TextRows] = field(default_factory=dict)
     picking: dict[int, Picking] = field(default_factory=dict)
     _waiting: list[Portion] = field(default_factory=list)
 

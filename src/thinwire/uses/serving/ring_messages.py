@@ -17,7 +17,7 @@ from typing import NamedTuple
 
 from thinwire.heads import U32, Head, Rest
 from thinwire.types import PayloadError, require
-from thinwire.uses.serving.row_pool import CacheRows, TextSegment
+from thinwire.uses.serving.row_pool import TextRows, TextSegment
 from thinwire.uses.serving.token_picking import Picking
 
 MOST_PORTIONS, MOST_TOKENS = 4096, 1 << 20
@@ -41,18 +41,18 @@ class Open(Head, kind=RingKind.OPEN):
     picking: Rest
 
     @classmethod
-    def of(cls, request: int, rows: CacheRows, picking: Picking) -> Open:
+    def of(cls, request: int, rows: TextRows, picking: Picking) -> Open:
         """Return the message for a request."""
         return cls(request, rows.first, rows.many, json.dumps(picking.plain()).encode())
 
-    def read(self) -> tuple[CacheRows, Picking]:
+    def read(self) -> tuple[TextRows, Picking]:
         """Return its rows, and how its tokens are picked. Errors: ``PayloadError``."""
         try:
             values = json.loads(bytes(self.picking))
         except ValueError as e:
             raise PayloadError(f"a request that is no JSON: {e}") from e
         require(isinstance(values, dict), PayloadError, "a request without fields")
-        return CacheRows(self.first, self.many), Picking.read(values)
+        return TextRows(self.first, self.many), Picking.read(values)
 
 
 class Close(Head, kind=RingKind.CLOSE):
@@ -88,7 +88,7 @@ def pack_pass(portions: Sequence[Portion]) -> bytes:
     return b"".join((*heads, *(p.packet for p in portions)))
 
 
-def unpack_pass(data: bytes, rows: Mapping[int, CacheRows], total: int) -> list[Portion]:
+def unpack_pass(data: bytes, rows: Mapping[int, TextRows], total: int) -> list[Portion]:
     """Return the portions in a message, for requests with these ``rows`` of ``total``.
 
     Errors: ``PayloadError`` for a request that is not open, or tokens that are not within its rows.

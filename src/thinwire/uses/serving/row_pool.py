@@ -1,4 +1,4 @@
-"""CacheRows of a cache: each request has some in one piece, and a layer keeps its keys and values in them.
+"""TextRows of a cache: each request has some in one piece, and a layer keeps its keys and values in them.
 
 All stages of a ring have as many rows. The first stage gives them to requests; the others do as it says.
 """
@@ -14,8 +14,8 @@ from torch import Tensor
 from thinwire.types import InputError, PayloadError, require
 
 
-class CacheRows(NamedTuple):
-    """CacheRows of one request: position p of its tokens is in row ``first`` + p."""
+class TextRows(NamedTuple):
+    """TextRows of one request: position p of its tokens is in row ``first`` + p."""
 
     first: int
     many: int
@@ -32,17 +32,17 @@ class RowAllocator:
     >>> rows = RowAllocator(100)
     >>> held = rows.take(60)
     >>> held, rows.take(60)
-    (CacheRows(first=0, many=60), None)
+    (TextRows(first=0, many=60), None)
     >>> rows.give_back(held)
     >>> rows.take(60)
-    CacheRows(first=0, many=60)
+    TextRows(first=0, many=60)
     """
 
     def __init__(self, many: int) -> None:
         self.many = many
-        self._held: list[CacheRows] = []  # by their first row
+        self._held: list[TextRows] = []  # by their first row
 
-    def take(self, many: int) -> CacheRows | None:
+    def take(self, many: int) -> TextRows | None:
         """Return so many rows, or None while there are not so many in one piece.
 
         Errors: ``InputError`` where there never are.
@@ -50,21 +50,21 @@ class RowAllocator:
         wrong = f"{many} tokens do not fit into a cache of {self.many}; send less, or serve with more"
         require(0 < many <= self.many, InputError, wrong)
         at = 0
-        for held in [*self._held, CacheRows(self.many, 0)]:
+        for held in [*self._held, TextRows(self.many, 0)]:
             if held.first - at >= many:
-                found = CacheRows(at, many)
+                found = TextRows(at, many)
                 bisect.insort(self._held, found)
                 return found
             at = held.end
         return None
 
-    def give_back(self, rows: CacheRows) -> None:
+    def give_back(self, rows: TextRows) -> None:
         """Let others have what one request had."""
         self._held.remove(rows)
 
     @property
     def free(self) -> int:
-        """CacheRows that nobody has, perhaps in pieces."""
+        """TextRows that nobody has, perhaps in pieces."""
         return self.many - sum(held.many for held in self._held)
 
 
@@ -72,7 +72,7 @@ class TextSegment(NamedTuple):
     """Tokens of one request that pass the stages together: ``many`` from position ``at`` on, in ``rows``."""
 
     request: int
-    rows: CacheRows
+    rows: TextRows
     at: int
     many: int
 
@@ -99,14 +99,14 @@ class StageCache:
         self._keys: dict[int, Tensor] = {}  # [1, heads, rows, width] by layer
         self._values: dict[int, Tensor] = {}
         self._places = self._seen = torch.empty(0, dtype=torch.int64)
-        self._span: CacheRows | None = None  # what is seen, where that is one piece
+        self._span: TextRows | None = None  # what is seen, where that is one piece
 
     def begin(self, segments: list[TextSegment], dtype: torch.dtype) -> dict[str, Tensor]:
         """Take tokens; return their positions [1, n] and, by kind of layer, masks [1, 1, n, seen]."""
-        ends = dict[int, CacheRows]()
+        ends = dict[int, TextRows]()
         for s in segments:
             many = max(s.at + s.many, ends[s.request].many if s.request in ends else 0)
-            ends[s.request] = CacheRows(s.rows.first, many)
+            ends[s.request] = TextRows(s.rows.first, many)
         own = [torch.arange(s.at, s.at + s.many) for s in segments]
         self._places = torch.cat([p + s.rows.first for p, s in zip(own, segments, strict=True)])
         self._span = next(iter(ends.values())) if len(ends) == 1 else None

@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from thinwire.types import InputError, LinkError, ThinwireError, require
-from thinwire.uses.serving.row_pool import CacheRows
+from thinwire.uses.serving.row_pool import TextRows
 from thinwire.uses.serving.token_picking import Picking
 
 STOP, LENGTH, CANCELLED = "stop", "length", "cancelled"  # why a text ends
@@ -61,7 +61,7 @@ class Text:
     _said: queue.SimpleQueue[Said] = field(default_factory=queue.SimpleQueue)
 
     # What the first stage knows of it, and nobody else touches.
-    rows: CacheRows | None = None
+    rows: TextRows | None = None
     sent: int = 0  # tokens whose keys and values are on their way or there
     asked: float = 0.0  # when the tokens that are awaited were asked for
     awaited: int = 0  # drafts in that

@@ -15,7 +15,7 @@ from thinwire.runs.models.trial import CLOSE, VOCAB, randomised, small
 from thinwire.runs.models.weight_loading import seed_of
 from thinwire.seeding import seeded
 from thinwire.types import InputError, require
-from thinwire.uses.serving.row_pool import CacheRows, StageCache, TextSegment
+from thinwire.uses.serving.row_pool import StageCache, TextRows, TextSegment
 
 ROOM = 20  # rows of each of two texts
 ONE, OTHER = 1, 2  # texts
@@ -58,7 +58,7 @@ def _by_stages(model: Any, config: Any, texts: dict[int, Tensor]) -> dict[int, T
     found: dict[int, list[Tensor]] = {text: [] for text in texts}
     for said in PASSES:
         segments = [
-            TextSegment(text, CacheRows((text - ONE) * ROOM, ROOM), at, many) for text, at, many in said
+            TextSegment(text, TextRows((text - ONE) * ROOM, ROOM), at, many) for text, at, many in said
         ]
         x = torch.cat([texts[s.request][:, s.at : s.at + s.many] for s in segments], 1)
         for stage, cache in stages:
