@@ -22,7 +22,7 @@ from thinwire.uses.serving.run.serving_demo import ServingWay, run_ways
 from thinwire.uses.serving.run.serving_trial import check_serving
 
 transformers = pytest.importorskip("transformers")
-SERVE = [sys.executable, "-m", "thinwire", "serve", "--stages", "2", "--dtype", "fp32"]
+SERVE = [sys.executable, "-m", "thinwire", "serve", "--stages", "1", "--dtype", "fp32"]
 
 
 @pytest.fixture(scope="module")
