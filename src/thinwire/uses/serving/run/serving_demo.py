@@ -65,6 +65,7 @@ def run_ways(
         found, memory, network = _measured(own)
         likely = likely or found["likely"]
         made.append(_record(own, way, found, memory, likely))
+        made[-1].config["link"] = config.link  # one machine has none, and would be no other over it
         if network:
             made[-1].link.keep_time(network)
         _write(own, made[-1], found)
