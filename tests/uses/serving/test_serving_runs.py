@@ -14,12 +14,14 @@ from typing import Any
 import pytest
 import tiny_models
 
+from thinwire.runs.models.model_source import ModelSource
 from thinwire.types import InputError
 from thinwire.uses.kinds import load_runs
 from thinwire.uses.serving.run import cards
 from thinwire.uses.serving.run.options import EndpointConfig, MeasuredConfig
 from thinwire.uses.serving.run.serving_demo import ServingWay, run_ways
 from thinwire.uses.serving.run.serving_trial import check_serving
+from thinwire.uses.serving.run.stage_program import ends_of
 
 transformers = pytest.importorskip("transformers")
 SERVE = [sys.executable, "-m", "thinwire", "serve", "--stages", "1", "--dtype", "fp32"]
@@ -86,3 +88,10 @@ def test_what_cannot_be_served_is_refused_before_anything_starts(tmp_path: Path)
     with pytest.raises(InputError, match="models of type 'bloom' cannot be served by stages"):
         check_serving(getattr(transformers, name)(**given))
     check_serving(transformers.LlamaConfig(**tiny_models.LLAMA))
+
+
+def test_a_model_may_have_several_tokens_that_end_a_text(tmp_path: Path, tiny_tokenizer: Any) -> None:
+    (tmp_path / "generation_config.json").write_text(json.dumps({"eos_token_id": [7, 8]}))
+    config = transformers.LlamaConfig(**tiny_models.LLAMA | {"eos_token_id": [5, 6]})
+    found = ends_of(ModelSource("tiny", "llama", config, tiny_tokenizer, tmp_path))
+    assert found == {5, 6, 7, 8, tiny_tokenizer.eos_token_id} - {None}

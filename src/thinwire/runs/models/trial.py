@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import warnings
+from collections.abc import Iterator
 from itertools import pairwise
 from typing import Any
 
@@ -11,7 +12,7 @@ import torch
 from torch import Tensor
 
 from thinwire.runs.models.families import family_of, meta_model, whole_model
-from thinwire.runs.models.stage import cut_out, finished
+from thinwire.runs.models.stage import ModelStage, cut_out, finished
 from thinwire.runs.models.weight_loading import seed_of
 from thinwire.seeding import seeded
 from thinwire.types import InputError, require
@@ -66,21 +67,26 @@ def _difference(config: Any) -> str | None:
 
 def _in_stages(whole: Any, config: Any, ids: Tensor) -> Tensor:
     """Return the logits of stages of 1, 2 and all other layers that have the weights of ``whole``."""
-    n, state = config.num_hidden_layers, whole.state_dict()
-    ends = sorted({0, min(1, n), min(3, n), n})
     x = ids
-    for start, stop in pairwise(ends):
-        stage = cut_out(meta_model(config), range(start, stop), start == 0, stop == n)
-        own = {name: state[original] for name, original in stage.original_names().items()}
-        stage.load_state_dict(own, strict=True, assign=True)
-        x = finished(stage)(x)
+    for stage in stages_of(whole, config):
+        x = stage(x)
         require(
-            stop == n or x.shape == (*ids.shape, config.hidden_size),
+            stage.last or x.shape == (*ids.shape, config.hidden_size),
             InputError,
             f"models of type {config.model_type!r} cannot be split: between layers is {list(x.shape)}; "
             "use another model",
         )
     return x
+
+
+def stages_of(whole: Any, config: Any) -> Iterator[ModelStage]:
+    """Yield stages of 1, 2 and all other layers that have the weights of ``whole``."""
+    n, state = config.num_hidden_layers, whole.state_dict()
+    for start, stop in pairwise(sorted({0, min(1, n), min(3, n), n})):
+        stage = cut_out(meta_model(config), range(start, stop), start == 0, stop == n)
+        own = {name: state[original] for name, original in stage.original_names().items()}
+        stage.load_state_dict(own, strict=True, assign=True)
+        yield finished(stage)
 
 
 def randomised(model: Any) -> Any:

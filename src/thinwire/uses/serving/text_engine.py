@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from thinwire.links.mailbox import Mailbox
-from thinwire.types import InputError, LinkError, PayloadError, ThinwireError, require
+from thinwire.types import Closing, InputError, LinkError, PayloadError, ThinwireError, require
 from thinwire.uses.serving.choosing.draft_length import DraftSite, FewestSeconds
 from thinwire.uses.serving.drafts import Drafter
 from thinwire.uses.serving.later_stage import FAILED, PASSES, PICKS
@@ -52,7 +52,7 @@ class RingTimes:
 
 
 @dataclass(eq=False)
-class TextEngine:
+class TextEngine(Closing):
     """Continue texts by stages, many at once.
 
     ``work``: the first stage, and the only one where ``after`` is None; ``after``: to the next stage;
@@ -124,12 +124,6 @@ class TextEngine:
         """End all stages; what is under way fails. Safe to call twice."""
         self._events.put(("close", None))
         self._thread.join(30.0)
-
-    def __enter__(self) -> TextEngine:
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.close()
 
     # -- on its own thread ---------------------------------------------------------------------------------
 

@@ -123,7 +123,11 @@ def _refused(served: Served, request: Request) -> Response | None:
 
 
 def _error(text: str, status: int, kind: str) -> JSONResponse:
-    return JSONResponse({"error": {"message": text, "type": kind, "param": None, "code": None}}, status)
+    return JSONResponse(_trouble(text, kind), status)
+
+
+def _trouble(text: str, kind: str) -> dict[str, Any]:
+    return {"error": {"message": text, "type": kind, "param": None, "code": None}}
 
 
 class Call:
@@ -214,7 +218,7 @@ class Call:
                 yield _event(self._head(kind) | {"choices": [], "usage": self._usage()})
             yield b"data: [DONE]\n\n"
         except ThinwireError as e:
-            yield _event({"error": {"message": str(e), "type": "server_error", "param": None, "code": None}})
+            yield _event(_trouble(str(e), "server_error"))
         finally:
             self._cancel()
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import statistics
+from collections.abc import Collection
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -54,3 +56,9 @@ class ServingRecord(RunRecord):
     accepted: float | None = about("drafts that were right, a trip", None)
     predicted_s: float | None = about("seconds a token that were foretold", None)
     shown: list[str] = about("how the prompts go on by their likeliest tokens", make=list)
+
+    def sum_up(self, lines: Collection[TextMetrics]) -> None:
+        """Set the figures that are of these texts, one at least."""
+        self.first_token_s = statistics.median(line.first_token_s for line in lines)
+        self.tokens_per_second = statistics.median(line.tokens_per_second for line in lines)
+        self.accepted = sum(line.accepted for line in lines) / max(1, sum(line.rounds for line in lines))

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -93,19 +92,16 @@ def _record(
 ) -> ServingRecord:
     there = environment(config.dtype, pick_threads(config), torch.device(devices.own(config.device)))
     lines = [TextMetrics(**line) for line in found["texts"]]
-    rounds = sum(line.rounds for line in lines)
     record = ServingRecord(
         recipe=RecipeText(way.name, parse_serving(config.recipe).spec),
         config=config.to_dict(),
         environment=there | {"devices": [found["facts"]]},
         link=link_of(config),
         memory=PeakMemory(memory),
-        first_token_s=statistics.median(line.first_token_s for line in lines),
-        tokens_per_second=statistics.median(line.tokens_per_second for line in lines),
         equal_tokens=equal_share(found["likely"], likely),
-        accepted=sum(line.accepted for line in lines) / rounds if rounds else None,
         shown=found["shown"],
     )
+    record.sum_up(lines)
     record.totals["tokens"] = float(sum(line.tokens for line in lines))
     return record
 

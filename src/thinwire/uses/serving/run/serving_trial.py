@@ -3,15 +3,13 @@
 from __future__ import annotations
 
 import warnings
-from itertools import pairwise
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from thinwire.runs.models.families import meta_model, whole_model, windows_of
-from thinwire.runs.models.stage import ModelStage, cut_out, finished
-from thinwire.runs.models.trial import CLOSE, VOCAB, randomised, small
+from thinwire.runs.models.families import whole_model, windows_of
+from thinwire.runs.models.trial import CLOSE, VOCAB, randomised, small, stages_of
 from thinwire.runs.models.weight_loading import seed_of
 from thinwire.seeding import seeded
 from thinwire.types import InputError, require
@@ -53,7 +51,8 @@ def _is_same(config: Any) -> bool:
 def _by_stages(model: Any, config: Any, texts: dict[int, Tensor]) -> dict[int, Tensor]:
     """Return the logits of both texts, by stages that compute them in passes."""
     stages = [
-        (s, StageCache(2 * ROOM, windows_of(s.base.config), torch.device("cpu"))) for s in _cut(model, config)
+        (s.eval(), StageCache(2 * ROOM, windows_of(s.base.config), torch.device("cpu")))
+        for s in stages_of(model, config)
     ]
     found: dict[int, list[Tensor]] = {text: [] for text in texts}
     for said in PASSES:
@@ -67,13 +66,3 @@ def _by_stages(model: Any, config: Any, texts: dict[int, Tensor]) -> dict[int, T
         for s, own in zip(segments, x.split([s.many for s in segments], 1), strict=True):
             found[s.request].append(own)
     return {text: torch.cat(parts, 1) for text, parts in found.items()}
-
-
-def _cut(model: Any, config: Any) -> list[ModelStage]:
-    n, state, stages = config.num_hidden_layers, model.state_dict(), list[ModelStage]()
-    for start, stop in pairwise(sorted({0, min(1, n), min(3, n), n})):
-        stage = cut_out(meta_model(config), range(start, stop), start == 0, stop == n)
-        own = {name: state[original] for name, original in stage.original_names().items()}
-        stage.load_state_dict(own, strict=True, assign=True)
-        stages.append(finished(stage).eval())
-    return stages

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -18,6 +17,7 @@ from thinwire.runs.models.cuts import counted_costs, cut_layers
 from thinwire.runs.models.families import windows_of
 from thinwire.runs.models.model_source import ModelSource, resolve_model
 from thinwire.runs.models.split import build_stage, tie
+from thinwire.runs.models.stage import ModelStage
 from thinwire.runs.ranks.joining import check_options, joined
 from thinwire.runs.ranks.telemetry import Telemetry
 from thinwire.runs.ranks.world import World
@@ -81,9 +81,7 @@ def work_of(config: StagesConfig, source: ModelSource, index: int, device: torch
     """Return what stage ``index`` works with: its layers on ``device``, in the dtype of matrix products."""
     compute = Compute.of(device, config.dtype)
     cut = cut_layers(counted_costs(source.config), config.stages, config.cut)
-    stage = build_stage(source, cut, index, config.seed)
-    if source.config.tie_word_embeddings and stage.first and stage.last:
-        tie(stage)
+    stage = _loaded(source, cut, index, config.seed)
     for p in stage.parameters():  # and no buffers: angles are float32 in any dtype
         p.data = p.data.to(device, compute.dtype)
     stage = stage.to(device).eval()
@@ -93,18 +91,23 @@ def work_of(config: StagesConfig, source: ModelSource, index: int, device: torch
     return StageWork(stage, cache, width, schemes[PROMPT], schemes[TOKEN], device, compute.dtype)
 
 
+def _loaded(source: ModelSource, cut: list[range], index: int, seed: int = 0) -> ModelStage:
+    """Return a stage; one that is the whole model has its head tied where the model has."""
+    stage = build_stage(source, cut, index, seed)
+    if source.config.tie_word_embeddings and stage.first and stage.last:
+        tie(stage)
+    return stage
+
+
 def _later(work: StageWork, world: World) -> LaterStage:
     boxes = {rank: peer.mailbox for rank, peer in world.peers.items()}
     return LaterStage(world.rank, work, boxes[world.rank - 1], boxes[0], boxes.get(world.rank + 1))
 
 
-@contextmanager
-def _engine(config: StagesConfig, source: ModelSource, work: StageWork, world: World) -> Iterator[TextEngine]:
+def _engine(config: StagesConfig, source: ModelSource, work: StageWork, world: World) -> TextEngine:
     boxes = {rank: peer.mailbox for rank, peer in world.peers.items()}
     last = boxes.get(world.size - 1) if world.size > 1 else None
-    drafter = drafter_of(config, source)
-    with TextEngine(work, boxes.get(1), last, drafter, chunk=config.chunk) as engine:
-        yield engine
+    return TextEngine(work, boxes.get(1), last, drafter_of(config, source), chunk=config.chunk)
 
 
 def drafter_of(config: StagesConfig, source: ModelSource) -> Drafter | None:
@@ -116,19 +119,15 @@ def drafter_of(config: StagesConfig, source: ModelSource) -> Drafter | None:
     small = resolve_model(config.drafts, None)
     own, theirs = source.config.vocab_size, small.config.vocab_size
     require(own == theirs, InputError, OTHER_DRAFTS.format(config.drafts, theirs, own))
-    n = small.config.num_hidden_layers
-    stage = build_stage(small, [range(n)], 0).eval()
-    if small.config.tie_word_embeddings:
-        tie(stage)
-    return ModelDrafts(stage.model)
+    return ModelDrafts(_loaded(small, [range(small.config.num_hidden_layers)], 0).eval().model)
 
 
 def ends_of(source: ModelSource) -> frozenset[int]:
     """Return the tokens that end a text: the tokenizer's, and those of the model's own settings."""
-    found: set[Any] = {getattr(source.tokenizer, "eos_token_id", None), source.config.eos_token_id}
+    found: list[Any] = [getattr(source.tokenizer, "eos_token_id", None), source.config.eos_token_id]
     if source.weights is not None and (source.weights / "generation_config.json").is_file():
-        said = json.loads((source.weights / "generation_config.json").read_text("utf-8")).get("eos_token_id")
-        found |= set(said) if isinstance(said, list) else {said}
+        said = json.loads((source.weights / "generation_config.json").read_text("utf-8"))
+        found.append(said.get("eos_token_id"))
     flat = {t for ends in found for t in (ends if isinstance(ends, (list, tuple)) else [ends])}
     return frozenset(t for t in flat if isinstance(t, int))
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import statistics
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -35,7 +34,7 @@ class TextRecorder:
         self.record.totals["tokens"] = 0.0
         self._writer = RunWriter(Path(config.out), self.record)
         self._lately: deque[TextMetrics] = deque(maxlen=LATELY)
-        self._texts = self._rounds = self._accepted = 0
+        self._texts = 0
         self._before, self._tokens = first.sent(), first.engine.work.spent.tokens
 
     def ended(self, text: Text) -> None:
@@ -45,7 +44,6 @@ class TextRecorder:
         self._texts += 1
         line = line_of(self._texts, text)
         self._lately.append(line)
-        self._rounds, self._accepted = self._rounds + line.rounds, self._accepted + line.accepted
         self._writer.add(line)
         self.record.totals["tokens"] += line.tokens
         self._figures()
@@ -59,9 +57,7 @@ class TextRecorder:
     def _figures(self) -> None:
         record, work = self.record, self._first.engine.work
         if self._lately:
-            record.first_token_s = statistics.median(line.first_token_s for line in self._lately)
-            record.tokens_per_second = statistics.median(line.tokens_per_second for line in self._lately)
-            record.accepted = self._accepted / max(1, self._rounds)
+            record.sum_up(self._lately)
         record.memory = PeakMemory([peak_rss_bytes()])
         if self._first.world.peers:
             values = (work.spent.tokens - self._tokens) * work.width
