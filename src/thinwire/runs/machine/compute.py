@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Self
@@ -63,3 +63,14 @@ class Compute:
 
 
 ON_CPU = Compute()
+
+
+@contextlib.contextmanager
+def computing_threads(many: int) -> Iterator[None]:
+    """Compute with so many threads in the block."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(many)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)

@@ -106,7 +106,7 @@ def _time(stage: ModelStage, x: Tensor, compute: Compute) -> float:
     return median_seconds(both, compute)
 
 
-def median_seconds(work: Callable[[], None], compute: Compute = ON_CPU) -> float:
+def median_seconds(work: Callable[[], object], compute: Compute = ON_CPU) -> float:
     """Return what ``work`` takes, repeated for ``SPAN``: the median, since a run is no best case either."""
     work()  # warms up
     compute.wait()

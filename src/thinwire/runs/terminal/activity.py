@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import os
 import sys
 import threading
 from contextlib import ExitStack
 from typing import Any
 
 from thinwire.runs.machine.interrupts import stopped_by_signals
-from thinwire.runs.machine.standard_streams import draws
+from thinwire.runs.machine.processor import cores
+from thinwire.runs.machine.standard_streams import draws, tell
 
 SOON = 2.0  # seconds before which nobody needs to be told
+BUSY = 0.5  # load a core above which a measurement is suspect
 
 
 class Activity(ExitStack):
@@ -76,3 +79,14 @@ def fetch_needs(*names: str | None, quiet: bool = False) -> None:
 
     with stopped_by_signals(), Activity(quiet, lines=True) as doing:
         fetch_missing((name for name in names if name), doing.tell)
+
+
+def load_average() -> float:
+    """Return how many processes wanted a core of late; 0 where the system does not say, as on Windows."""
+    return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
+
+
+def warn_if_busy(load: float) -> None:
+    """Say so where others took this machine's time while it was measured; ``load`` is that from before."""
+    if load > BUSY * cores():
+        tell(f"this machine was busy (load {load:.1f} on {cores()} cores), so it was measured too slow")

@@ -7,6 +7,7 @@ USE = Use(
     commands=(
         Command(".commands.serve_text:serve", SERVING),
         Command(".commands.serve_text:generate_text", SERVING),
+        Command(".commands.plan_serving:plan_serving", SERVING),
     ),
     kinds={"serving": RunKind(".run.record:ServingRecord", ".run.cards")},
     demos={"serve": ".commands.demo:serve"},

@@ -42,6 +42,15 @@ class FewestSeconds:
         return [min(range(self.most + 1), key=lambda k: _seconds_a_token(site, k)) for site in sites]
 
 
+def tokens_a_round(accepted: float, k: int) -> float:
+    """Return how many tokens a round with ``k`` drafts gives, as expected.
+
+    >>> tokens_a_round(0.5, 2), tokens_a_round(0.9, 0)
+    (1.75, 1.0)
+    """
+    a = min(max(accepted, 0.0), 0.999)
+    return (1 - a ** (k + 1)) / (1 - a)
+
+
 def _seconds_a_token(site: DraftSite, k: int) -> float:
-    a = min(max(site.accepted, 0.0), 0.999)
-    return (site.trip + k * (site.token + site.draft)) * (1 - a) / (1 - a ** (k + 1))
+    return (site.trip + k * (site.token + site.draft)) / tokens_a_round(site.accepted, k)

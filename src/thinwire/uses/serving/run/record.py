@@ -54,7 +54,6 @@ class ServingRecord(RunRecord):
         "share of the likeliest tokens that are those of `one`, up to the first that differs", None
     )
     accepted: float | None = about("drafts that were right, a trip", None)
-    predicted_s: float | None = about("seconds a token that were foretold", None)
     shown: list[str] = about("how the prompts go on by their likeliest tokens", make=list)
 
     def sum_up(self, lines: Collection[TextMetrics]) -> None:

@@ -79,15 +79,19 @@ def run_stage(config: StagesConfig, first: Callable[[FirstStage], None]) -> None
 
 def work_of(config: StagesConfig, source: ModelSource, index: int, device: torch.device) -> StageWork:
     """Return what stage ``index`` works with: its layers on ``device``, in the dtype of matrix products."""
-    compute = Compute.of(device, config.dtype)
     cut = cut_layers(counted_costs(source.config), config.stages, config.cut)
-    stage = _loaded(source, cut, index, config.seed)
+    return with_cache(_loaded(source, cut, index, config.seed), config, device)
+
+
+def with_cache(stage: ModelStage, config: StagesConfig, device: torch.device) -> StageWork:
+    """Return a stage as it works: on a device, in the dtype of matrix products, with a cache and schemes."""
+    compute = Compute.of(device, config.dtype)
     for p in stage.parameters():  # and no buffers: angles are float32 in any dtype
         p.data = p.data.to(device, compute.dtype)
     stage = stage.to(device).eval()
     cache = StageCache(config.cache, windows_of(stage.base.config), device)
     schemes = parse_serving(config.recipe).schemes
-    width = source.config.hidden_size
+    width = stage.base.config.hidden_size
     return StageWork(stage, cache, width, schemes[PROMPT], schemes[TOKEN], device, compute.dtype)
 
 

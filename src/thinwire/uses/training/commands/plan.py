@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import os
 import shlex
 import socket
 from collections.abc import Mapping, Sequence
@@ -13,11 +12,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from rich.console import Console
 
-from thinwire.runs.machine.processor import cores
 from thinwire.runs.machine.standard_streams import PLAIN_WIDTH, print_json, tell
 from thinwire.runs.options import flag
 from thinwire.runs.report.elements import terminal_table
-from thinwire.runs.terminal.activity import fetch_needs
+from thinwire.runs.terminal.activity import fetch_needs, load_average, warn_if_busy
 from thinwire.runs.terminal.typer_options import with_config
 from thinwire.types import InputError, require
 from thinwire.uses.training.run.options import MAX_STAGES, TrainConfig
@@ -56,7 +54,6 @@ HELPS = {
     "schedule": "The one to plan with: 1f1b, eager1f1b or gpipe. Without it all three are tried.",
     "data": "What the printed commands train on; the plan itself needs no text.",
 }
-BUSY = 0.5  # load a core above which a measurement is suspect
 GAIN = 0.02  # share of a step that leaving a machine out must save to be worth saying
 HIDDEN = 0.01  # a transfer that adds less than this share of the step is hidden
 
@@ -107,14 +104,14 @@ def plan(given: dict[str, Any], machines: File = None, measure: Measure = False,
     from thinwire.uses.training.planning.planner import Planner  # after the checks: it imports the engine
 
     fetch_needs(config.model, quiet=json)
-    planner, load = Planner(config), _load()
+    planner, load = Planner(config), load_average()
     if found is None:
         name, entry = socket.gethostname(), planner.measured()
         if json:
             print_json({"name": name} | dataclasses.asdict(entry))
         else:
             typer.echo(entry.toml(name))
-        _warn_if_busy(load)
+        warn_if_busy(load)
         return
     proposals = planner.propose(found, schedules)
     if json:
@@ -124,7 +121,7 @@ def plan(given: dict[str, Any], machines: File = None, measure: Measure = False,
     fewer = planner.without_one(found, _taken(config, TRIED if "schedule" not in given else schedules, n - 1))
     _tell_spared(fewer, proposals[0])
     if any(m.measured is None for m in found.machines):
-        _warn_if_busy(load)
+        warn_if_busy(load)
 
 
 def _taken(config: TrainConfig, schedules: Sequence[str], machines: int) -> tuple[str, ...]:
@@ -141,17 +138,6 @@ def _taken(config: TrainConfig, schedules: Sequence[str], machines: int) -> tupl
     if not taken and refused is not None:
         raise refused
     return tuple(taken)
-
-
-def _load() -> float:
-    """Return how many processes wanted a core of late; 0 where the system does not say, as on Windows."""
-    return os.getloadavg()[0] if hasattr(os, "getloadavg") else 0.0
-
-
-def _warn_if_busy(load: float) -> None:
-    """Say so where others took this machine's time while it was measured; ``load`` is that from before."""
-    if load > BUSY * cores():
-        tell(f"this machine was busy (load {load:.1f} on {cores()} cores), so it was measured too slow")
 
 
 def _plain(p: Proposal, config: TrainConfig) -> dict[str, Any]:

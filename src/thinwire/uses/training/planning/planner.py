@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
@@ -11,7 +10,7 @@ import torch
 
 from thinwire.choosing.policy import gaussian_bits
 from thinwire.runs.machine import devices
-from thinwire.runs.machine.compute import Compute
+from thinwire.runs.machine.compute import Compute, computing_threads
 from thinwire.runs.machine.processor import keep_freed, pick_threads
 from thinwire.runs.models.cuts import (
     counted_costs,
@@ -144,23 +143,13 @@ def measure(job: TrainConfig, config: Any) -> MachineSpeed:
     """
     keep_freed()
     rows, compute = job.batch // job.microbatches, Compute.of(devices.own(job.device), job.dtype)
-    with _threads(pick_threads(job)):
+    with computing_threads(pick_threads(job)):
         costs = measured_costs(config, rows, job.seq, lora=job.lora, compute=compute)
         embed = 0.0 if job.lora else embedding_seconds(config, rows, job.seq, compute)
         update = _update_seconds(config, job.lora, compute)
     tokens = rows * job.seq
     layer, device = costs.layers[0], compute.device.type
     return MachineSpeed(job.model, tokens, layer, costs.head, update, embed, job.lora, job.threads, device)
-
-
-@contextlib.contextmanager
-def _threads(n: int) -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(n)
-    try:
-        yield
-    finally:
-        torch.set_num_threads(before)
 
 
 def _update_seconds(config: Any, lora: int, compute: Compute) -> float:

@@ -1,0 +1,1 @@
+"""Plans before serving: the layers of each machine, the recipe, and what a text will take."""
