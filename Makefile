@@ -3,12 +3,13 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 FLOWER := .venv-flower
+LLAMA := .venv-llama
 HOSTS := vllm==0.33.0 verl==0.9.1 sglang==0.5.23 # as noted in tests/uses/following/hosts/
 PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 export HF_HUB_DISABLE_TELEMETRY := 1
 unexport PYTHONDONTWRITEBYTECODE # the tests start many programs, each of which would compile all it imports
 
-.PHONY: help demo test test-long test-hosts test-flower check bench bench-stores bench-quality bench-links bench-throughput bench-plan bench-overlap bench-deltas bench-pushed bench-unbiased bench-emulator bench-state bench-sync-hosts bench-movers bench-student bench-finetuning bench-replicas bench-rates bench-fewest bench-coder bench-swarm-churn bench-swarm-scale bench-safe-rates bench-replica-times bench-diffusion bench-federated bench-federated-claims bench-supernet bench-papers bench-models bench-model-versions bench-caches bench-scenes bench-experts bench-garment-distance train-flux-fashion train-flux-fashion-moe train-classifier pages docs setup setup-flower clean
+.PHONY: help demo test test-long test-hosts test-flower check bench bench-stores bench-quality bench-links bench-throughput bench-plan bench-overlap bench-deltas bench-pushed bench-unbiased bench-emulator bench-state bench-sync-hosts bench-movers bench-student bench-finetuning bench-replicas bench-rates bench-fewest bench-coder bench-swarm-churn bench-swarm-scale bench-safe-rates bench-replica-times bench-diffusion bench-federated bench-federated-claims bench-supernet bench-papers bench-models bench-model-versions bench-caches bench-serving bench-scenes bench-experts bench-garment-distance train-flux-fashion train-flux-fashion-moe train-classifier pages docs setup setup-flower setup-llama clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -32,6 +33,14 @@ $(FLOWER)/ready: pyproject.toml constraints-flower.txt setup.py
 	$(PYTHON) -m venv $(FLOWER)
 	$(FLOWER)/bin/python -m pip install --quiet --constraint constraints-flower.txt torch==2.13.0
 	$(FLOWER)/bin/python -m pip install --quiet --constraint constraints-flower.txt --editable '.[flower]' pytest pytest-timeout
+	touch $@
+
+setup-llama: $(LLAMA)/ready  ## Compile llama.cpp with its RPC, in an environment of its own (half an hour on one core)
+
+$(LLAMA)/ready: constraints-llama.txt
+	$(PYTHON) -m venv $(LLAMA)
+	CMAKE_ARGS="-DGGML_RPC=ON -DLLAVA_BUILD=OFF" $(LLAMA)/bin/python -m pip install --quiet --constraint constraints-llama.txt \
+	  --no-binary llama-cpp-python llama-cpp-python
 	touch $@
 
 demo: setup  ## Fine-tune SmolLM2-135M over a 10 Mbit/s link three ways; report in runs/demo/
@@ -143,6 +152,9 @@ bench-model-versions: setup  ## A fine-tuned version of a packed model as a patc
 bench-caches: setup  ## Packed caches: bytes, what is lost, seconds (a quarter of an hour; goes on where it stopped; needs THINWIRE_DATA)
 	$(BIN)/python -m bench.serving.caches
 
+bench-serving: setup  ## Language models over slow links, in every way (forty minutes; goes on where it stopped; needs THINWIRE_DATA, root)
+	$(BIN)/python -m bench.serving.served_study
+
 train-flux-fashion: setup  ## The weights of flux-fashion (an hour; goes on where it stopped; needs THINWIRE_DATA)
 	$(BIN)/python -m bench.pictures.flux_fashion
 
@@ -180,4 +192,4 @@ docs: setup  ## Build the documentation into site/
 	$(BIN)/mkdocs build --strict
 
 clean:  ## Remove what the other commands made, the virtual environment included
-	rm -rf $(VENV) $(FLOWER) build site runs src/*.egg-info src/thinwire/*/_kernels.bin src/thinwire/*/*/_kernels.bin src/thinwire/*/*/*/_kernels.bin .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(FLOWER) $(LLAMA) build site runs src/*.egg-info src/thinwire/*/_kernels.bin src/thinwire/*/*/_kernels.bin src/thinwire/*/*/*/_kernels.bin .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -23,7 +23,7 @@ MARK = re.compile(r"<!-- table:([a-z_-]+) -->\n.*?<!-- end -->", re.DOTALL)
 MODULES = (
     "ground.codecs", "ground.deltas", "ground.emulator", "ground.throughput",
     "training.tables", "training.quality", "training.student", "training.unbiased", "training.finetuning",
-    "swarms.churn", "swarms.scale", "serving.tables",
+    "swarms.churn", "swarms.scale", "serving.tables", "serving.served_tables",
     "following.tables", "following.hosts.sync_hosts_tables", "pictures.tables", "federated.methods",
     "federated.decided_tables", "scenes.tables", "scenes.refined",
     "models.packed", "models.versions", "models.supernet", "serving.caches",

@@ -6,6 +6,7 @@ import tempfile
 from typing import Any
 
 from thinwire.runs.ranks.launcher import launcher_of
+from thinwire.runs.ranks.run_config import RunConfig
 from thinwire.runs.ranks.supervise import Workers
 from thinwire.runs.records.writer import load_run, read_metrics
 from thinwire.types import MeasurementError
@@ -36,13 +37,17 @@ def timed(program: str, seconds: float, options: dict[str, Any]) -> tuple[Any, d
     Errors: ``LinkError`` after so many ``seconds``; ``MeasurementError`` where the machine kept no time.
     """
     with tempfile.TemporaryDirectory() as out:
-        config = TrainConfig(**(options | APART | {"out": out}))
-        with launcher_of(config) as place, Workers(place, program) as ranks:
-            for _ in range(config.ranks):
-                ranks.start(config)
-            found = ranks.until("timed", 0, seconds)["found"]
-            ranks.wait()
-            network = place.describe()
+        found, network = session(program, seconds, TrainConfig(**(options | APART | {"out": out})))
     if not network.get("valid", True):
         raise MeasurementError("this machine was too busy to keep time")
     return found, network
+
+
+def session(program: str, seconds: float, config: RunConfig) -> tuple[Any, dict[str, Any]]:
+    """Return what ``timed`` does, of options of any kind, whether or not the machine kept time."""
+    with launcher_of(config) as place, Workers(place, program) as ranks:
+        for _ in range(config.ranks):
+            ranks.start(config)
+        found = ranks.until("timed", 0, seconds)["found"]
+        ranks.wait()
+        return found, place.describe()

@@ -7,9 +7,12 @@ from typing import Any
 import pytest
 import tiny_models
 import torch
+from meshes import meshes
 
 from thinwire.types import InputError, LinkError, ThinwireError
 from thinwire.uses.serving.drafts import ModelDrafts, PhraseDrafts
+from thinwire.uses.serving.later_stage import PASSES, LaterStage
+from thinwire.uses.serving.ring_messages import STOP as RING_END
 from thinwire.uses.serving.text_requests import CANCELLED, LENGTH, STOP, TextRequest
 from thinwire.uses.serving.token_picking import Picking
 
@@ -109,3 +112,13 @@ def test_a_stage_that_is_gone_is_named(llama: Any) -> None:
         engine.last._link.close(0.0)  # as of a process that was killed
         with pytest.raises(LinkError, match="rank 1"):
             text.wait()
+
+
+def test_what_comes_behind_the_end_is_left_to_the_next_ring(llama: Any) -> None:
+    with meshes(2) as ranks:
+        there, here = ranks[0][1].mailbox, ranks[1][0].mailbox
+        for tag, data in ((PASSES, RING_END), (PASSES, b"the next ring's"), (b"Z", b"all have come")):
+            there.send(tag, data)
+        assert here.look(b"Z", 10) == b"all have come"
+        LaterStage(1, works(llama, 2)[1], here, here).run()
+        assert here.look(PASSES) == b"the next ring's"

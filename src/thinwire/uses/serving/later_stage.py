@@ -63,7 +63,9 @@ class LaterStage:
         while data is not None and going:
             going = self._take(data)
             full = sum(p.segment.many for p in self._waiting) >= MOST
-            data = None if full else self.before.look(PASSES)
+            data = (
+                self.before.look(PASSES) if going and not full else None
+            )  # behind the end is another ring's
         self._pass_on()
         return going
 

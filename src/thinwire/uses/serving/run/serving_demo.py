@@ -11,7 +11,7 @@ import torch
 
 from thinwire.runs.machine import devices
 from thinwire.runs.machine.interrupts import stopped_by_signals
-from thinwire.runs.machine.processor import environment, pick_threads
+from thinwire.runs.machine.processor import cores, environment, pick_threads
 from thinwire.runs.ranks.launcher import launcher_of, link_of
 from thinwire.runs.ranks.supervise import Workers
 from thinwire.runs.records.run_record import PeakMemory, RecipeText
@@ -48,13 +48,16 @@ def run_ways(
     config: MeasuredConfig, ways: Sequence[ServingWay], tell: Callable[[str], object]
 ) -> list[ServingRecord]:
     """Continue the prompts in each way, in turn; leave a record each in a folder of its name."""
-    prepared(config.replace(stages=max(way.stages for way in ways)))
+    most = max(way.stages for way in ways)
+    prepared(config.replace(stages=most))
+    threads = config.threads or max(1, cores() // most)  # one machine has no more cores than a stage's
     made = list[ServingRecord]()
     likely: list[list[int]] = []
     for way in ways:
         tell(f"{way.name} ...")
         own = config.replace(
             stages=way.stages,
+            threads=threads,
             recipe=way.recipe,
             drafts=config.drafts if way.drafts else "none",
             emulate=config.emulate and way.stages > 1,

@@ -70,11 +70,22 @@ def run_stage(config: StagesConfig, first: Callable[[FirstStage], None]) -> None
         check_options(Telemetry(world, config.deadline), config, contents={"model": source.digest})
         work = work_of(config, source, world.rank, device)
         Telemetry(world, config.deadline).agree(b"R", "", "that it has loaded the model")
-        if world.rank:
-            _later(work, world).run()
-            return
-        with _engine(config, source, work, world) as engine:
-            first(FirstStage(config, engine, source, ends_of(source), world))
+        run_ring(config, source, work, world, first)
+
+
+def run_ring(
+    config: StagesConfig,
+    source: ModelSource,
+    work: StageWork,
+    world: World,
+    first: Callable[[FirstStage], None],
+) -> None:
+    """Work in the ring until the first stage's ``first`` has returned; another ring may follow."""
+    if world.rank:
+        _later(work, world).run()
+        return
+    with _engine(config, source, work, world) as engine:
+        first(FirstStage(config, engine, source, ends_of(source), world))
 
 
 def work_of(config: StagesConfig, source: ModelSource, index: int, device: torch.device) -> StageWork:
