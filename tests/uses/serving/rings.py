@@ -17,6 +17,7 @@ from thinwire.runs.models.stage import cut_out, finished
 from thinwire.runs.models.trial import randomised
 from thinwire.seeding import seeded
 from thinwire.types import ThinwireError
+from thinwire.uses.serving.drafting.head_drafts import HeadDrafts
 from thinwire.uses.serving.later_stage import LaterStage
 from thinwire.uses.serving.row_pool import StageCache
 from thinwire.uses.serving.stage_work import StageWork
@@ -47,9 +48,12 @@ def works(model: Any, stages: int, rows: int = 256, **schemes: Scheme) -> list[S
 
 @contextmanager
 def ring(
-    made: Sequence[StageWork], links: dict[str, Any] | None = None, **engine: Any
+    made: Sequence[StageWork],
+    links: dict[str, Any] | None = None,
+    later_head: HeadDrafts | None = None,
+    **engine: Any,
 ) -> Iterator[TextEngine]:
-    """Run stages, the later ones on threads, and yield the first one's engine."""
+    """Run stages, the later ones on threads, and yield the first one's engine; the last one has a head."""
     if len(made) == 1:
         with TextEngine(made[0], **engine) as only:
             yield only
@@ -61,6 +65,7 @@ def ring(
             LaterStage(k, made[k], boxes[k][k - 1], boxes[k][0], boxes[k].get(k + 1) if k < last else None)
             for k in range(1, last + 1)
         ]
+        later[-1].answers.head = later_head
         threads = [threading.Thread(target=_run, args=(stage,), daemon=True) for stage in later]
         for thread in threads:
             thread.start()

@@ -25,8 +25,8 @@ from thinwire.uses.serving.token_picking import Picking, agreed
 
 ROWS = {1: TextRows(0, 40), 9: TextRows(40, 60)}
 PASS = [
-    Portion(TextSegment(1, ROWS[1], 3, 5), 3, (7, 8), b"abc"),
-    Portion(TextSegment(9, ROWS[9], 0, 20), 0, (), b""),
+    Portion(TextSegment(1, ROWS[1], 3, 5), 3, (7, 8), 4, b"abc"),
+    Portion(TextSegment(9, ROWS[9], 0, 20)),
 ]
 
 
@@ -35,7 +35,7 @@ def test_messages_come_out_as_they_went_in() -> None:
     assert [(p.segment, p.wanted, p.drafted, bytes(p.packet)) for p in found] == [
         (p.segment, p.wanted, p.drafted, p.packet) for p in PASS
     ]
-    picked = [Picked(1, 8, (5, 6)), Picked(9, 20, (1,))]
+    picked = [Picked(1, 8, (5, 6), (4, 3, 2), 900), Picked(9, 20, (1,))]
     assert unpack_picked(pack_picked(picked)) == picked
     picking = Picking(0.7, 0.9, 40, 3)
     assert Open.unpack(Open.of(4, ROWS[9], picking).pack()).read() == (ROWS[9], picking)

@@ -52,7 +52,7 @@ def test_drafts_leave_the_text_as_it_is_and_save_trips(llama: Any, temperature: 
     said = dict[bool, list[int]]()
     drafter = ModelDrafts(llama) if own else PhraseDrafts()
     with ring(works(llama, 2), drafter=drafter) as engine:
-        engine.times.trip = 1.0  # so that drafts are worth it
+        engine.times.note(0, 1.0)  # so that drafts are worth it
         for drafts in (False, True):
             text = engine.submit(TextRequest(repeating, 24, picking, drafts=drafts))
             said[drafts] = text.wait()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -84,6 +84,16 @@ class ModelStage(nn.Module):
             return logits
         hidden: Tensor = self.base(**given).last_hidden_state
         return hidden
+
+    def tell_hidden(self, told: Callable[[Tensor], object]) -> None:
+        """Tell of the hidden states [B, L, D] behind the last layer and its norm, in each pass."""
+        self.base.register_forward_hook(lambda _module, _args, out: told(out.last_hidden_state) and None)
+
+    @property
+    def head_rows(self) -> Tensor:
+        """The rows [V, D] of the head, on the last stage."""
+        rows: Tensor = self.model.get_output_embeddings().weight
+        return rows
 
     def _enter(self, _module: nn.Module, args: Any, options: Any) -> tuple[Any, Any]:
         """Give the first layer what this stage received, whatever the model made of it on the way there."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from thinwire.links.mailbox import Mailbox
 from thinwire.types import PayloadError, ThinwireError, require
+from thinwire.uses.serving.drafting.head_drafts import HeadDrafts
 from thinwire.uses.serving.ring_messages import (
     Close,
     Open,
@@ -17,8 +18,7 @@ from thinwire.uses.serving.ring_messages import (
     unpack_pass,
 )
 from thinwire.uses.serving.row_pool import TextRows
-from thinwire.uses.serving.stage_work import StageWork, picked
-from thinwire.uses.serving.token_picking import Picking
+from thinwire.uses.serving.stage_work import Answers, StageWork
 
 PASSES, PICKS, FAILED = b"P", b"T", b"F"  # tags
 TICK = 1.0  # seconds
@@ -38,9 +38,12 @@ class LaterStage:
     first: Mailbox
     after: Mailbox | None = None
     working: Callable[[], object] = lambda: None
+    head: HeadDrafts | None = None  # of the last one
     rows: dict[int, TextRows] = field(default_factory=dict)
-    picking: dict[int, Picking] = field(default_factory=dict)
     _waiting: list[Portion] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.answers = Answers(self.work, head=self.head)
 
     def run(self) -> None:
         """Work until the first stage ends. Errors: ``LinkError`` naming a stage that is lost.
@@ -77,7 +80,8 @@ class LaterStage:
             return True
         if kind == RingKind.OPEN:
             opened = Open.unpack(data)
-            self.rows[opened.request], self.picking[opened.request] = opened.read()
+            self.rows[opened.request], picking = opened.read()
+            self.answers.open(opened.request, picking, opened.read_tail(), opened.tail_at)
         elif kind == RingKind.CLOSE:
             self._close(Close.unpack(data).request)
         else:
@@ -92,7 +96,7 @@ class LaterStage:
         if any(p.segment.request == request for p in self._waiting):
             self._pass_on()  # before somebody else gets its rows
         self.rows.pop(request, None)
-        self.picking.pop(request, None)
+        self.answers.close(request)
 
     def _pass_on(self) -> None:
         portions, self._waiting = self._waiting, []
@@ -101,5 +105,5 @@ class LaterStage:
         found = self.work.extend(portions, self.work.decode(portions))
         if self.after is not None:
             self.after.send(PASSES, pack_pass(self.work.code(portions, found)), "activations")
-        elif any(p.wanted for p in portions):
-            self.first.send(PICKS, pack_picked(picked(portions, found, self.picking)))
+        elif answers := self.answers.of(portions, found):
+            self.first.send(PICKS, pack_picked(answers))

@@ -1,9 +1,9 @@
 """What stages say to each other: requests that begin and end, their tokens' hidden states, tokens picked.
 
 On the link, behind a byte for the kind, little-endian: ``Open`` and ``Close`` as declared. A pass is a number
-of portions u16, then for each: request u32, position u32, tokens u32, wanted u16, bytes u32, and wanted - 1
-drafted tokens u32; then the packets. Tokens picked: a number of requests u16, then for each: request u32,
-position u32, count u16, tokens u32.
+of portions u16, then for each: request u32, position u32, tokens u32, wanted u16, drafts asked for u16, bytes
+u32, and wanted - 1 drafted tokens u32; then the packets. Tokens picked: a number of requests u16, then for
+each: request u32, position u32, count u16, drafts u16, microseconds u32, tokens u32, drafts u32.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from thinwire.uses.serving.token_picking import Picking
 
 MOST_PORTIONS, MOST_TOKENS = 4096, 1 << 20
 COUNT = struct.Struct("<H")
-PORTION = struct.Struct("<IIIHI")
-PICKED = struct.Struct("<IIH")
+PORTION = struct.Struct("<IIIHHI")
+PICKED = struct.Struct("<IIHHI")
 
 
 class RingKind(IntEnum):
@@ -33,26 +33,43 @@ class RingKind(IntEnum):
 
 
 class Open(Head, kind=RingKind.OPEN):
-    """A request begins, in these rows of every cache; ``picking``: JSON."""
+    """A request begins, in these rows of every cache; ``picking``: JSON.
+
+    ``tail``: bytes of the last tokens of its prompt, u32 each, which stand before it; ``tail_at``: the
+    position of the first of them.
+    """
 
     request: U32
     first: U32
     many: U32
-    picking: Rest
+    tail_at: U32
+    tail: U32
+    rest: Rest
 
     @classmethod
-    def of(cls, request: int, rows: TextRows, picking: Picking) -> Open:
+    def of(
+        cls, request: int, rows: TextRows, picking: Picking, tail: Sequence[int] = (), tail_at: int = 0
+    ) -> Open:
         """Return the message for a request."""
-        return cls(request, rows.first, rows.many, json.dumps(picking.plain()).encode())
+        told = struct.pack(f"<{len(tail)}I", *tail)
+        rest = told + json.dumps(picking.plain()).encode()
+        return cls(request, rows.first, rows.many, tail_at, len(told), rest)
 
     def read(self) -> tuple[TextRows, Picking]:
         """Return its rows, and how its tokens are picked. Errors: ``PayloadError``."""
         try:
-            values = json.loads(bytes(self.picking))
+            values = json.loads(bytes(self.rest[self.tail :]))
         except ValueError as e:
             raise PayloadError(f"a request that is no JSON: {e}") from e
         require(isinstance(values, dict), PayloadError, "a request without fields")
         return TextRows(self.first, self.many), Picking.read(values)
+
+    def read_tail(self) -> tuple[int, ...]:
+        """Return the last tokens of its prompt. Errors: ``PayloadError``."""
+        good = self.tail % 4 == 0 and self.tail <= len(self.rest)
+        require(good, PayloadError, f"{self.tail} bytes of tokens in {len(self.rest)}")
+        found: tuple[int, ...] = struct.unpack_from(f"<{self.tail // 4}I", self.rest)
+        return found
 
 
 class Close(Head, kind=RingKind.CLOSE):
@@ -69,12 +86,13 @@ class Portion:
     """A segment on its way: its hidden states as a packet, and what is wanted of it.
 
     ``wanted``: of how many of its last tokens the next token is wanted. ``drafted``: the last ``wanted`` - 1
-    tokens, which are drafts.
+    tokens, which are drafts. ``ahead``: how many drafts the last stage is to send with what it picks.
     """
 
     segment: TextSegment
     wanted: int = 0
     drafted: tuple[int, ...] = ()
+    ahead: int = 0
     packet: bytes | memoryview = b""
 
 
@@ -83,7 +101,7 @@ def pack_pass(portions: Sequence[Portion]) -> bytes:
     heads = [bytes([RingKind.PASS]), COUNT.pack(len(portions))]
     for p in portions:
         s = p.segment
-        heads.append(PORTION.pack(s.request, s.at, s.many, p.wanted, len(p.packet)))
+        heads.append(PORTION.pack(s.request, s.at, s.many, p.wanted, p.ahead, len(p.packet)))
         heads.append(struct.pack(f"<{len(p.drafted)}I", *p.drafted))
     return b"".join((*heads, *(p.packet for p in portions)))
 
@@ -98,14 +116,14 @@ def unpack_pass(data: bytes, rows: Mapping[int, TextRows], total: int) -> list[P
         at, (many,) = 1 + COUNT.size, COUNT.unpack_from(data, 1)
         require(0 < many <= MOST_PORTIONS, PayloadError, f"a pass of {many} portions")
         for _ in range(many):
-            request, start, tokens, wanted, nbytes = PORTION.unpack_from(data, at)
+            request, start, tokens, wanted, ahead, nbytes = PORTION.unpack_from(data, at)
             require(request in rows, PayloadError, f"request {request} is not open")
             require(wanted <= tokens <= MOST_TOKENS, PayloadError, f"{wanted} of {tokens} tokens are wanted")
             drafted = struct.unpack_from(f"<{max(0, wanted - 1)}I", data, at + PORTION.size)
             at += PORTION.size + 4 * len(drafted)
             segment = TextSegment(request, rows[request], start, tokens)
             segment.check(total)
-            found.append(Portion(segment, wanted, drafted))
+            found.append(Portion(segment, wanted, drafted, ahead))
             sizes.append(nbytes)
     except struct.error as e:
         raise PayloadError(f"a pass of {len(data)} bytes is cut off") from e
@@ -119,19 +137,24 @@ def unpack_pass(data: bytes, rows: Mapping[int, TextRows], total: int) -> list[P
 
 
 class Picked(NamedTuple):
-    """Tokens that the last stage picked for a request: those of positions ``at``, ``at`` + 1, ..."""
+    """Tokens that the last stage picked for a request: those of positions ``at``, ``at`` + 1, ...
+
+    ``drafts``: what it proposes behind them; ``micros``: how long it took to propose one, 1e-6 s.
+    """
 
     request: int
     at: int
     tokens: tuple[int, ...]
+    drafts: tuple[int, ...] = ()
+    micros: int = 0
 
 
 def pack_picked(picked: Sequence[Picked]) -> bytes:
     """Return picked tokens as a message."""
     parts = [COUNT.pack(len(picked))]
     for p in picked:
-        parts.append(PICKED.pack(p.request, p.at, len(p.tokens)))
-        parts.append(struct.pack(f"<{len(p.tokens)}I", *p.tokens))
+        parts.append(PICKED.pack(p.request, p.at, len(p.tokens), len(p.drafts), p.micros))
+        parts.append(struct.pack(f"<{len(p.tokens) + len(p.drafts)}I", *p.tokens, *p.drafts))
     return b"".join(parts)
 
 
@@ -141,9 +164,10 @@ def unpack_picked(data: bytes) -> list[Picked]:
     try:
         (many,), at = COUNT.unpack_from(data), COUNT.size
         for _ in range(many):
-            request, start, count = PICKED.unpack_from(data, at)
-            found.append(Picked(request, start, struct.unpack_from(f"<{count}I", data, at + PICKED.size)))
-            at += PICKED.size + 4 * count
+            request, start, count, drafts, micros = PICKED.unpack_from(data, at)
+            tokens = struct.unpack_from(f"<{count + drafts}I", data, at + PICKED.size)
+            found.append(Picked(request, start, tokens[:count], tokens[count:], micros))
+            at += PICKED.size + 4 * (count + drafts)
     except struct.error as e:
         raise PayloadError(f"picked tokens of {len(data)} bytes are cut off") from e
     require(at == len(data), PayloadError, f"picked tokens of {len(data)} bytes, expected {at}")

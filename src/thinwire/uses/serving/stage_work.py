@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import torch
@@ -14,10 +14,13 @@ from torch import Tensor
 from thinwire.channels import wire
 from thinwire.channels.channel import Receiver, Scheme, Sender
 from thinwire.types import TensorSpec
+from thinwire.uses.serving.drafting.draft_head import DraftHead
+from thinwire.uses.serving.drafting.head_drafts import AskedDrafts, HeadDrafts
 from thinwire.uses.serving.ring_messages import Picked, Portion
 from thinwire.uses.serving.row_pool import StageCache
 from thinwire.uses.serving.token_picking import Picking, agreed
 
+MOST_MICROS = (1 << 32) - 1
 PROMPT = 16  # tokens: a portion of at least as many is a prompt's
 
 
@@ -35,6 +38,11 @@ class Extends(Protocol):
         cache: Any,
         keep: Tensor | None = None,
     ) -> Tensor: ...
+
+    def tell_hidden(self, told: Callable[[Tensor], object]) -> None: ...
+
+    @property
+    def head_rows(self) -> Tensor: ...
 
 
 @dataclass
@@ -67,6 +75,15 @@ class StageWork:
     def __post_init__(self) -> None:
         self._senders = {prompt: Sender(self.prompt if prompt else self.token) for prompt in (True, False)}
         self._receiver, self._number = Receiver(), itertools.count()
+        self.hidden = torch.empty(0)  # [n, D]: on the last stage, what its head had in the last pass
+
+    def drafts_by(self, head: DraftHead) -> HeadDrafts:
+        """Return what proposes tokens beside the last stage, by a head in the stage's dtype; keep ``hidden``.
+
+        Errors: ``InputError`` for a head of another model.
+        """
+        self.stage.tell_hidden(lambda x: setattr(self, "hidden", x[0]))
+        return HeadDrafts(head.to(self.device, self.dtype).bind(self.stage.head_rows))
 
     def extend(self, portions: Sequence[Portion], x: Tensor) -> Tensor:
         """Return hidden states [1, n, D], on the last stage the logits that are wanted [1, w, V].
@@ -93,7 +110,7 @@ class StageWork:
             sender = self._senders[many >= PROMPT]
             packet, _ = sender.encode(hidden[:, at : at + many].contiguous(), [next(self._number)])
             data = wire.packed(packet, summed=False)
-            found.append(Portion(p.segment, p.wanted, p.drafted, data))
+            found.append(replace(p, packet=data))
             self.spent.packets += len(data)
             at += many
         self.spent.coding += time.perf_counter() - began
@@ -110,18 +127,58 @@ class StageWork:
         return torch.cat(found, 1)
 
 
-def picked(portions: Sequence[Portion], logits: Tensor, picking: Mapping[int, Picking]) -> list[Picked]:
-    """Return the tokens that logits [1, w, V] say, for the portions that want some."""
-    found, at = list[Picked](), 0
-    for p in portions:
-        if not p.wanted:
-            continue
-        s = p.segment
-        behind = s.at + s.many - p.wanted + 1  # the position of the first token that is wanted
-        own = logits[0, at : at + p.wanted]
-        found.append(Picked(s.request, behind, tuple(agreed(own, p.drafted, behind, picking[s.request]))))
-        at += p.wanted
-    return found
+@dataclass(eq=False)
+class Answers:
+    """What the last stage answers: tokens that are picked, and drafts behind them where it has a ``head``.
+
+    ``picking`` says how, by request.
+    """
+
+    work: StageWork
+    picking: dict[int, Picking] = field(default_factory=dict)
+    head: HeadDrafts | None = None
+
+    def open(self, request: int, picking: Picking, tail: Sequence[int] = (), tail_at: int = 0) -> None:
+        """Hear of a request: how its tokens are picked, and the end of its prompt (see ``HeadDrafts``)."""
+        self.picking[request] = picking
+        if self.head is not None and tail:
+            self.head.begin(request, tail, tail_at)
+
+    def close(self, request: int) -> None:
+        """Hear that a request is over."""
+        self.picking.pop(request, None)
+        if self.head is not None:
+            self.head.forget(request)
+
+    def of(self, portions: Sequence[Portion], logits: Tensor) -> list[Picked]:
+        """Return the tokens that logits [1, w, V] say, for the portions that want some."""
+        found, asked = list[Picked](), list[AskedDrafts]()
+        at = place = 0  # among the logits, and among the hidden states
+        for p in portions:
+            s, picking = p.segment, self.picking[p.segment.request]
+            behind = s.at + s.many - p.wanted + 1  # the position of the first token that is wanted
+            if p.wanted:
+                tokens = agreed(logits[0, at : at + p.wanted], p.drafted, behind, picking)
+                found.append(Picked(s.request, behind, tuple(tokens)))
+            if self.head is not None and s.request in self.head:
+                states = self.work.hidden[place : place + s.many]
+                before, own = states[: s.many - p.wanted], states[s.many - p.wanted :]
+                if len(before):
+                    self.head.pass_by(s.request, s.at, before)
+                if p.wanted:
+                    own = own[: len(tokens)]
+                    asked.append(self.head.ask(s.request, behind - 1, own, tokens, p.ahead, picking))
+            at, place = at + p.wanted, place + s.many
+        return found if self.head is None or not asked else _with_drafts(found, self.head, asked)
+
+
+def _with_drafts(found: list[Picked], head: HeadDrafts, asked: list[AskedDrafts]) -> list[Picked]:
+    """Return what was picked with what the head proposes behind it."""
+    began = time.perf_counter()
+    drafts = dict(zip((a.request for a in asked), head.draft(asked), strict=True))
+    each = (time.perf_counter() - began) / max(1, max(a.many for a in asked))
+    micros = min(int(1e6 * each), MOST_MICROS)
+    return [p._replace(drafts=tuple(drafts.get(p.request, ())), micros=micros) for p in found]
 
 
 def _wanted(portions: Sequence[Portion]) -> Tensor:

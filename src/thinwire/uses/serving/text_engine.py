@@ -16,6 +16,7 @@ from torch import Tensor
 from thinwire.links.mailbox import Mailbox
 from thinwire.types import Closing, InputError, LinkError, PayloadError, ThinwireError, require
 from thinwire.uses.serving.choosing.draft_length import DraftSite, FewestSeconds
+from thinwire.uses.serving.drafting.head_drafts import HeadDrafts
 from thinwire.uses.serving.drafts import Drafter
 from thinwire.uses.serving.later_stage import FAILED, PASSES, PICKS
 from thinwire.uses.serving.ring_messages import (
@@ -27,28 +28,14 @@ from thinwire.uses.serving.ring_messages import (
     pack_pass,
     unpack_picked,
 )
-from thinwire.uses.serving.row_pool import RowAllocator, TextSegment
-from thinwire.uses.serving.stage_work import StageWork, picked
+from thinwire.uses.serving.ring_times import KEPT, RingTimes
+from thinwire.uses.serving.row_pool import RowAllocator, TextRows, TextSegment
+from thinwire.uses.serving.stage_work import Answers, StageWork
 from thinwire.uses.serving.text_requests import Said, Text, TextRequest
 
 CHUNK = 128  # tokens of a prompt that pass the stages together
-KEPT = 0.9  # of an average, against what was measured last
 TICK = 1.0  # seconds
 QUEUED = 1024  # requests that may wait for rows
-
-
-@dataclass
-class RingTimes:
-    """What rounds took lately, in seconds: one without drafts, a token more, a draft."""
-
-    trip: float = 0.0
-    token: float = 0.0
-    draft: float = 0.0
-
-    def note(self, name: str, seconds: float) -> None:
-        """Take in what was measured."""
-        before: float = getattr(self, name)
-        setattr(self, name, KEPT * before + (1 - KEPT) * seconds if before else seconds)
 
 
 @dataclass(eq=False)
@@ -57,7 +44,8 @@ class TextEngine(Closing):
 
     ``work``: the first stage, and the only one where ``after`` is None; ``after``: to the next stage;
     ``last``: from the last one. ``drafter`` and ``policy`` say which tokens go along before they are known,
-    and how many. ``chunk``: tokens of a prompt in one pass. ``submit`` may be called by any thread.
+    and how many. Where the last stage proposes them, by a ``head``, ``tail`` is how many of a prompt's last
+    tokens it is told. ``chunk``: tokens of a prompt in one pass. ``submit`` may be called by any thread.
     At the end of a ``with`` block all stages end.
     """
 
@@ -65,6 +53,8 @@ class TextEngine(Closing):
     after: Mailbox | None = None
     last: Mailbox | None = None
     drafter: Drafter | None = None
+    head: HeadDrafts | None = None  # where the first stage is the last one
+    tail: int = 0
     policy: FewestSeconds = field(default_factory=FewestSeconds)
     chunk: int = CHUNK
     ended: Callable[[Text], object] = lambda text: None  # hears of each text that had rows, on its own thread
@@ -73,6 +63,7 @@ class TextEngine(Closing):
     def __post_init__(self) -> None:
         self._events: queue.SimpleQueue[tuple[str, object]] = queue.SimpleQueue()
         self._numbers = itertools.count(1)
+        self._answers = Answers(self.work, head=self.head) if self.after is None else None
         self._rows = RowAllocator(self.work.cache.many)
         self._open = dict[int, Text]()  # they have rows
         self._queued = list[Text]()
@@ -187,7 +178,16 @@ class TextEngine(Closing):
             text.rows, text.times.began = rows, time.monotonic()
             self._open[text.number] = text
             self._ready.append(text)
-            self._say(Open.of(text.number, rows, text.request.picking).pack())
+            self._tell_of(text, rows)
+
+    def _tell_of(self, text: Text, rows: TextRows) -> None:
+        """Tell the other stages of a text, and the one that picks its tokens how."""
+        prompt, picking = text.request.prompt, text.request.picking
+        at = max(0, len(prompt) - self.tail)
+        tail = prompt[at:] if self.tail and text.request.drafts else ()
+        if self._answers is not None:
+            self._answers.open(text.number, picking, tail, at)
+        self._say(Open.of(text.number, rows, picking, tail, at).pack())
 
     def _take(self, found: Picked) -> None:
         text = self._open.get(found.request)
@@ -196,8 +196,8 @@ class TextEngine(Closing):
         wrong = f"tokens at {found.at} of request {found.request}, which has {text.length}"
         good = found.at == text.length and 0 < len(found.tokens) <= text.awaited + 1
         require(good, PayloadError, wrong)
-        self._learn(text, len(found.tokens) - 1)
-        text.rounds += 1
+        self._learn(text, len(found.tokens) - 1, found)
+        text.rounds, text.proposed = text.rounds + 1, found.drafts
         new = text.take(list(found.tokens))
         if text.reason:
             self._end(text)  # before whoever asked hears of it, and perhaps asks for the next
@@ -205,16 +205,18 @@ class TextEngine(Closing):
             self._ready.append(text)
         text.say(new)
 
-    def _learn(self, text: Text, right: int) -> None:
+    def _learn(self, text: Text, right: int, found: Picked) -> None:
         """Take in how long a round took, and how many of its drafts were right."""
-        seconds, many = time.monotonic() - text.asked, text.awaited
+        each, many = 1e-6 * found.micros, text.awaited
+        seconds = time.monotonic() - text.asked - each * len(found.drafts)
         if many:
             text.drafted, text.accepted = text.drafted + many, text.accepted + right
             tried = min(many, right + 1)  # whose turn came
             text.likely += (1 - KEPT) * tried * (right / tried - text.likely)
-            self.times.note("token", max(0.0, seconds - self.times.trip) / many)
-        elif text.rounds:  # the first one was a prompt's
-            self.times.note("trip", seconds)
+        if text.rounds:  # the first one was a prompt's
+            self.times.note(many, seconds)
+        if found.drafts:
+            self.times.note_draft(each)
 
     def _end(self, text: Text) -> None:
         if self.drafter is not None:
@@ -224,6 +226,8 @@ class TextEngine(Closing):
             self._ready.remove(text)
         if text.rows is not None:
             self._rows.give_back(text.rows)
+        if self._answers is not None:
+            self._answers.close(text.number)
         self._say(Close(text.number).pack())
         self.ended(text)
 
@@ -248,7 +252,9 @@ class TextEngine(Closing):
         """Add the next tokens of a prompt; behind the last of them, the first new one is wanted."""
         at, prompt = text.sent, text.request.prompt
         text.sent, text.asked, text.awaited = at + many, time.monotonic(), 0
-        portions.append(Portion(self._segment(text, at, many), int(text.sent == len(prompt))))
+        last = text.sent == len(prompt)
+        ahead = self._worth(text) if last else 0
+        portions.append(Portion(self._segment(text, at, many), int(last), ahead=ahead))
         tokens += prompt[at : at + many]
 
     def _next(self, text: Text, portions: list[Portion], tokens: list[int]) -> None:
@@ -257,21 +263,34 @@ class TextEngine(Closing):
         at, text.awaited, text.asked = text.length - 1, len(drafted), time.monotonic()
         text.sent = text.length
         segment = self._segment(text, at, 1 + len(drafted))
-        portions.append(Portion(segment, 1 + len(drafted), tuple(drafted)))
+        portions.append(Portion(segment, 1 + len(drafted), tuple(drafted), self._worth(text)))
         tokens += [text.made[-1], *drafted]
 
     def _drafted(self, text: Text) -> list[int]:
-        """Return what may follow a text: nothing in its first round, by which a trip is timed."""
-        times, left = self.times, text.request.most - len(text.made) - 1
-        if self.drafter is None or not text.request.drafts or left < 1 or text.rounds < 2:
-            return []
-        (many,) = self.policy.choose([DraftSite(text.likely, times.trip, times.token, times.draft)])
-        if not min(left, many):
+        """Return what may follow a text: what the last stage proposed, or what the drafter says now."""
+        left = text.request.most - len(text.made) - 1
+        if self.tail:
+            return list(text.proposed[: max(0, left)])
+        many = min(left, self._many(text))
+        if self.drafter is None or many <= 0:
             return []
         began, held = time.perf_counter(), text.piece(0, text.length)
-        found = self.drafter.draft(text.number, held, min(left, many), text.request.picking)
-        times.note("draft", (time.perf_counter() - began) / max(1, len(found)))
+        found = self.drafter.draft(text.number, held, many, text.request.picking)
+        self.times.note_draft((time.perf_counter() - began) / max(1, len(found)))
         return found
+
+    def _worth(self, text: Text) -> int:
+        """Return how many drafts the last stage is to send for the round after this one."""
+        left = text.request.most - len(text.made) - 2
+        return max(0, min(left, self._many(text))) if self.tail else 0
+
+    def _many(self, text: Text) -> int:
+        """Return how many drafts are worth their seconds: none until a round without them was timed."""
+        times = self.times
+        if not text.request.drafts or not times.trip:
+            return 0
+        (many,) = self.policy.choose([DraftSite(text.likely, times.trip, times.token, times.draft)])
+        return many
 
     def _segment(self, text: Text, at: int, many: int) -> TextSegment:
         if text.rows is None:
@@ -283,8 +302,7 @@ class TextEngine(Closing):
         if self.after is not None:
             self.after.send(PASSES, pack_pass(self.work.code(portions, found)), "activations")
             return
-        picking = {n: text.request.picking for n, text in self._open.items()}
-        for one in picked(portions, found, picking):
+        for one in self._answers.of(portions, found) if self._answers is not None else ():
             self._take(one)
 
     def _say(self, data: bytes) -> None:

@@ -65,6 +65,7 @@ class Text:
     sent: int = 0  # tokens whose keys and values are on their way or there
     asked: float = 0.0  # when the tokens that are awaited were asked for
     awaited: int = 0  # drafts in that
+    proposed: tuple[int, ...] = ()  # by the last stage, for the next round
     likely: float = 0.5  # share of drafts that were right lately
 
     def __iter__(self) -> Iterator[list[int]]:

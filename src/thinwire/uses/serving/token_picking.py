@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import lru_cache
 from typing import Any, Self
 
 import torch
@@ -58,14 +59,18 @@ class Picking:
         """Return it with another seed, of which the low 62 bits count."""
         return replace(self, seed=seed % (1 << 62))
 
-    def pick(self, logits: Tensor, position: int) -> int:
-        """Return the token behind logits [V], whose own position is ``position``."""
+    def pick(self, logits: Tensor, position: int, among: Tensor | None = None, total: int = 0) -> int:
+        """Return the token behind logits [V], whose own position is ``position``.
+
+        Where logits are those of some tokens, ``among`` [C] says of which, of a ``total`` of so many.
+        """
         if self.temperature == 0:
-            return int(logits.argmax())
-        scores = self._kept(logits.float().cpu() / self.temperature)
-        generator = torch.Generator().manual_seed((self.seed * MIX + position * (MIX ^ 0xFF51AFD7)) % MOST)
-        noise = torch.empty(len(scores)).exponential_(generator=generator)
-        return int((scores - noise.log()).argmax())
+            place = int(logits.argmax())
+        else:
+            scores = self._kept(logits.float().cpu() / self.temperature)
+            noise = _noise(self.seed, position, total or len(scores))
+            place = int((scores + (noise if among is None else noise[among])).argmax())
+        return place if among is None else int(among[place])
 
     def _kept(self, scores: Tensor) -> Tensor:
         """Return scores in which what ``top_k`` and ``top_p`` leave out is minus infinity."""
@@ -76,6 +81,13 @@ class Picking:
             out = ordered.cumsum(0) - ordered >= self.top_p  # the first one stays
             scores = scores.masked_fill(torch.zeros_like(out).scatter(0, places, out), -torch.inf)
         return scores
+
+
+@lru_cache(maxsize=64)  # a position is drawn twice: as a draft, and by the model
+def _noise(seed: int, position: int, many: int) -> Tensor:
+    """Return Gumbel noise of all tokens [V] at a position."""
+    generator = torch.Generator().manual_seed((seed * MIX + position * (MIX ^ 0xFF51AFD7)) % MOST)
+    return -torch.empty(many).exponential_(generator=generator).log()
 
 
 def agreed(logits: Tensor, drafted: Sequence[int], at: int, picking: Picking) -> list[int]:

@@ -11,7 +11,7 @@ from thinwire.runs.ranks.run_config import JOB, LINK, MACHINES, RunConfig
 from thinwire.types import InputError, require
 
 SERVING = "Serving"
-DRAFTS = "none", "phrases"  # or a model
+AUTO, NONE, PHRASES = "auto", "none", "phrases"  # who drafts, or a model, or a file of a draft head
 
 
 @dataclass(frozen=True)
@@ -56,11 +56,12 @@ class StagesConfig(RunConfig):
         most=1 << 28,
     )
     drafts: str = option(
-        "phrases",
+        AUTO,
         SERVING,
-        "Who proposes tokens before they are known: phrases (what the text said before), none, or a small "
-        "model of the same tokens.",
-        metavar="NAME|MODEL",
+        "Who proposes tokens before they are known: phrases (what the text said before), a draft head (a "
+        "file of train-drafts), a small model of the same tokens, none; auto is the head that comes with the "
+        "model, else phrases.",
+        metavar="NAME|FILE|MODEL",
     )
     device: str = shared.device(SERVING)
     dtype: str = shared.compute_dtype(SERVING)

@@ -6,6 +6,7 @@ import json
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,15 +23,18 @@ from thinwire.runs.ranks.joining import check_options, joined
 from thinwire.runs.ranks.telemetry import Telemetry
 from thinwire.runs.ranks.world import World
 from thinwire.types import InputError, require
+from thinwire.uses.serving import drafting
+from thinwire.uses.serving.drafting.draft_head import DraftHead, is_head, load_head
 from thinwire.uses.serving.drafts import Drafter, ModelDrafts, PhraseDrafts
 from thinwire.uses.serving.later_stage import LaterStage
 from thinwire.uses.serving.recipes import PROMPT, TOKEN, parse_serving
 from thinwire.uses.serving.row_pool import StageCache
-from thinwire.uses.serving.run.options import StagesConfig
+from thinwire.uses.serving.run.options import AUTO, NONE, PHRASES, StagesConfig
 from thinwire.uses.serving.run.serving_trial import check_serving
 from thinwire.uses.serving.stage_work import StageWork
 from thinwire.uses.serving.text_engine import TextEngine
 
+HEADS = Path(drafting.__file__).parent / "heads"  # that come with a model of their name
 OTHER_DRAFTS = "--drafts {} has {} tokens, the model {}; give a model of the same tokens"
 
 
@@ -81,10 +85,11 @@ def run_ring(
     first: Callable[[FirstStage], None],
 ) -> None:
     """Work in the ring until the first stage's ``first`` has returned; another ring may follow."""
+    head = head_of(config, source)
     if world.rank:
-        _later(work, world).run()
+        _later(work, world, head).run()
         return
-    with _engine(config, source, work, world) as engine:
+    with _engine(config, source, work, world, head) as engine:
         first(FirstStage(config, engine, source, ends_of(source), world))
 
 
@@ -114,22 +119,38 @@ def _loaded(source: ModelSource, cut: list[range], index: int, seed: int = 0) ->
     return stage
 
 
-def _later(work: StageWork, world: World) -> LaterStage:
+def _later(work: StageWork, world: World, head: DraftHead | None) -> LaterStage:
     boxes = {rank: peer.mailbox for rank, peer in world.peers.items()}
-    return LaterStage(world.rank, work, boxes[world.rank - 1], boxes[0], boxes.get(world.rank + 1))
+    after = boxes.get(world.rank + 1)
+    drafts = None if after is not None or head is None else work.drafts_by(head)
+    return LaterStage(world.rank, work, boxes[world.rank - 1], boxes[0], after, head=drafts)
 
 
-def _engine(config: StagesConfig, source: ModelSource, work: StageWork, world: World) -> TextEngine:
+def _engine(
+    config: StagesConfig, source: ModelSource, work: StageWork, world: World, head: DraftHead | None
+) -> TextEngine:
     boxes = {rank: peer.mailbox for rank, peer in world.peers.items()}
     last = boxes.get(world.size - 1) if world.size > 1 else None
-    return TextEngine(work, boxes.get(1), last, drafter_of(config, source), chunk=config.chunk)
+    own = work.drafts_by(head) if head is not None and last is None else None
+    drafter = None if head is not None else drafter_of(config, source)
+    tail = 0 if head is None else head.shape.window
+    return TextEngine(work, boxes.get(1), last, drafter, own, tail, chunk=config.chunk)
+
+
+def head_of(config: StagesConfig, source: ModelSource) -> DraftHead | None:
+    """Return the draft head that is asked for, if one is. Errors: ``InputError`` for a damaged file."""
+    if config.drafts == AUTO and config.stages > 1 and source.weights is not None:
+        own = HEADS / f"{source.name}.safetensors"
+        return load_head(own) if own.is_file() else None
+    return load_head(config.drafts) if is_head(config.drafts) else None
 
 
 def drafter_of(config: StagesConfig, source: ModelSource) -> Drafter | None:
-    """Return who proposes tokens. Errors: ``InputError`` for a model of other tokens."""
-    if config.drafts == "none" or (config.stages == 1 and config.drafts == "phrases"):
+    """Return who proposes tokens on the first stage. Errors: ``InputError`` for a model of other tokens."""
+    by_phrases = config.drafts in (AUTO, PHRASES)
+    if config.drafts == NONE or (config.stages == 1 and by_phrases):
         return None
-    if config.drafts == "phrases":
+    if by_phrases:
         return PhraseDrafts()
     small = resolve_model(config.drafts, None)
     own, theirs = source.config.vocab_size, small.config.vocab_size
