@@ -7,6 +7,7 @@ from each position, and each is compared with what the model says there (EAGLE-3
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import torch
@@ -28,41 +29,55 @@ class Lesson:
     states: Tensor
 
 
-@dataclass(frozen=True)
-class Heard:
-    """Of one step of a head: its loss, and the share of tokens where its likeliest is the model's."""
+def lesson_loss(head: DraftHead, lesson: Lesson, steps: int = STEPS) -> Tensor:
+    """Return the loss of a head over texts: the cross-entropy to the model's distribution, by steps."""
+    expected = _expected(head, lesson)
+    total, weights = expected.new_zeros(()), [FADE**j for j in range(steps)]
+    for j, state in enumerate(unrolled(head, lesson, steps)):
+        own = state[:, j:]
+        # Of scores s and a distribution p, logsumexp(s) - p s; and p s = (p rows) state is known beforehand.
+        loss = torch.logsumexp(head.scores(own).float(), -1) - (own.float() * expected[:, j:]).sum(-1)
+        total = total + weights[j] * loss.mean()
+    return total / sum(weights)
 
-    loss: Tensor
-    right: Tensor
+
+def agreement(head: DraftHead, lesson: Lesson, steps: int = STEPS) -> list[float]:
+    """Return the share of tokens where a head's likeliest is the model's, by how many steps it took alone."""
+    with torch.no_grad():
+        said = head.scores(lesson.states[:, 1:-1].to(head.rows.dtype)).argmax(-1)
+        states = unrolled(head, lesson, steps)
+        return [
+            float((head.scores(s[:, j:]).argmax(-1) == said[:, j:]).float().mean())
+            for j, s in enumerate(states)
+        ]
 
 
-def lesson_loss(head: DraftHead, lesson: Lesson, steps: int = STEPS) -> tuple[Tensor, list[Heard]]:
-    """Return the loss of a head over texts, and what each step of it gave.
+def unrolled(head: DraftHead, lesson: Lesson, steps: int) -> Iterator[Tensor]:
+    """Yield a head's states [B, L - 2, D] after each step; those before the j-th position had fewer.
 
     At step j and position t the head has states of its own for the last j - 1 positions, and the model's
-    for all before. The loss is the cross-entropy to the model's distribution over the common tokens.
+    for all before.
     """
     own = head.joined.weight.dtype
-    tokens, states = lesson.tokens[:, 1:-1], lesson.states[:, :-2].to(own)
-    said = lesson.states[:, 1:-1].to(own)  # what a right state would be, one token further on
-    target = head.scores(said).float().log_softmax(-1).exp()
-    likeliest = target.argmax(-1)
+    tokens, states = lesson.tokens[:, 1:-1].to(head.rows.device), lesson.states[:, :-2]
+    states = states.to(head.rows.device, own)
     positions = torch.arange(tokens.shape[1], device=tokens.device).expand(tokens.shape)
-    rows, found, keys = head.embed(tokens), list[Heard](), list[tuple[Tensor, Tensor]]()
-    for j in range(steps):
-        q, k, v = head.asked(x := head.mixed(states, rows), positions)
+    rows, keys = head.embed(tokens), list[tuple[Tensor, Tensor]]()
+    for _ in range(steps):
+        x = head.mixed(states, rows)
+        q, k, v = head.asked(x, positions)
         keys.append((k, v))
         state = head.finished(x, _attended(q, keys, head.shape.window))
-        scores = head.scores(state[:, j:]).float()
-        loss = F.cross_entropy(scores.flatten(0, 1), target[:, j:].flatten(0, 1))
-        right = (scores.argmax(-1) == likeliest[:, j:]).float().mean()
-        found.append(Heard(loss, right.detach()))
-        states = torch.cat(
-            (states[:, :1], state[:, :-1]), 1
-        )  # the state at t is of the step before, at t - 1
-    weights = [FADE**j for j in range(steps)]
-    total = sum((w * h.loss for w, h in zip(weights, found, strict=True)), torch.zeros(())) / sum(weights)
-    return total, found
+        yield state
+        states = torch.cat((states[:, :1], state[:, :-1]), 1)  # the one at t is of the step before, at t - 1
+
+
+def _expected(head: DraftHead, lesson: Lesson) -> Tensor:
+    """Return the mean row [B, L - 2, D] of the common tokens, by the model's distribution over them."""
+    with torch.no_grad():
+        said = lesson.states[:, 1:-1].to(head.rows.device, head.rows.dtype)
+        mean: Tensor = head.scores(said).float().softmax(-1).to(said.dtype) @ head.rows
+        return mean.float()
 
 
 def _attended(q: Tensor, keys: list[tuple[Tensor, Tensor]], window: int) -> Tensor:

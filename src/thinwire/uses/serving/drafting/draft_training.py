@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from thinwire.uses.serving.drafting.draft_head import DraftHead
-from thinwire.uses.serving.drafting.draft_lessons import STEPS, Heard, Lesson, lesson_loss
+from thinwire.uses.serving.drafting.draft_lessons import Lesson, lesson_loss
 
 RATE = 1.5e-3
 WARM = 0.05  # share of the steps in which the rate rises
@@ -46,7 +46,7 @@ def train_head(
     steps: int,
     *,
     rate: float = RATE,
-    told: Callable[[int, list[Heard]], object] = lambda step, heard: None,
+    told: Callable[[int], object] = lambda step: None,
 ) -> None:
     """Teach a head by ``steps`` lessons, in place; ``told`` hears of each.
 
@@ -59,12 +59,12 @@ def train_head(
         for group in optimiser.param_groups:
             group["lr"] = rate * _share(step, steps)
         with torch.autocast(device, torch.bfloat16):
-            loss, heard = lesson_loss(head, next_lesson(), STEPS)
+            loss = lesson_loss(head, next_lesson())
         optimiser.zero_grad()
-        loss.backward()  # type: ignore[no-untyped-call]
+        loss.backward()
         torch.nn.utils.clip_grad_norm_(head.parameters(), 1.0)
         optimiser.step()
-        told(step + 1, heard)
+        told(step + 1)
     head.eval()
 
 

@@ -96,22 +96,27 @@ def run_ring(
 def work_of(config: StagesConfig, source: ModelSource, index: int, device: torch.device) -> StageWork:
     """Return what stage ``index`` works with: its layers on ``device``, in the dtype of matrix products."""
     cut = cut_layers(counted_costs(source.config), config.stages, config.cut)
-    return with_cache(_loaded(source, cut, index, config.seed), config, device)
+    return with_cache(loaded(source, cut, index, config.seed), config, device)
 
 
 def with_cache(stage: ModelStage, config: StagesConfig, device: torch.device) -> StageWork:
     """Return a stage as it works: on a device, in the dtype of matrix products, with a cache and schemes."""
     compute = Compute.of(device, config.dtype)
-    for p in stage.parameters():  # and no buffers: angles are float32 in any dtype
-        p.data = p.data.to(device, compute.dtype)
-    stage = stage.to(device).eval()
+    stage = ready(stage, device, compute.dtype)
     cache = StageCache(config.cache, windows_of(stage.base.config), device)
     schemes = parse_serving(config.recipe).schemes
     width = stage.base.config.hidden_size
     return StageWork(stage, cache, width, schemes[PROMPT], schemes[TOKEN], device, compute.dtype)
 
 
-def _loaded(source: ModelSource, cut: list[range], index: int, seed: int = 0) -> ModelStage:
+def ready(stage: ModelStage, device: torch.device, dtype: torch.dtype) -> ModelStage:
+    """Return a stage to be asked: its parameters, and no buffers, in ``dtype``; angles are float32 always."""
+    for p in stage.parameters():
+        p.data = p.data.to(device, dtype)
+    return stage.to(device).eval()
+
+
+def loaded(source: ModelSource, cut: list[range], index: int, seed: int = 0) -> ModelStage:
     """Return a stage; one that is the whole model has its head tied where the model has."""
     stage = build_stage(source, cut, index, seed)
     if source.config.tie_word_embeddings and stage.first and stage.last:
@@ -155,7 +160,7 @@ def drafter_of(config: StagesConfig, source: ModelSource) -> Drafter | None:
     small = resolve_model(config.drafts, None)
     own, theirs = source.config.vocab_size, small.config.vocab_size
     require(own == theirs, InputError, OTHER_DRAFTS.format(config.drafts, theirs, own))
-    return ModelDrafts(_loaded(small, [range(small.config.num_hidden_layers)], 0).eval().model)
+    return ModelDrafts(loaded(small, [range(small.config.num_hidden_layers)], 0).eval().model)
 
 
 def ends_of(source: ModelSource) -> frozenset[int]:
