@@ -34,7 +34,7 @@ def begin(head: DraftHead, states: Tensor) -> None:
     width = head.shape.width
     with torch.no_grad():
         head.joined.weight[:, :width] = torch.eye(width)
-        head.joined.weight[:, width:] = torch.eye(width) / 2
+        head.joined.weight[:, width:].mul_(SMALL)
         for part in (head.attended, head.narrowed):
             part.weight.mul_(SMALL)
         head.out.weight.fill_(float(states.float().pow(2).mean().sqrt()))
