@@ -14,10 +14,11 @@ from transformers import LlamaConfig
 from thinwire.seeding import seeded
 from thinwire.types import InputError
 from thinwire.uses.serving.choosing.draft_length import DraftSite, FewestSeconds
-from thinwire.uses.serving.drafting.draft_head import DraftHead, DraftShape, is_head, load_head, save_head
-from thinwire.uses.serving.drafting.draft_lessons import Lesson, agreement
+from thinwire.uses.serving.drafting.draft_head import DraftHead, DraftShape
+from thinwire.uses.serving.drafting.draft_lessons import DraftLesson, agreement
 from thinwire.uses.serving.drafting.draft_training import begin, train_head
 from thinwire.uses.serving.drafting.head_drafts import AskedDrafts, HeadDrafts
+from thinwire.uses.serving.run.drafts.head_file import is_head, load_head, save_head
 from thinwire.uses.serving.text_requests import TextRequest
 from thinwire.uses.serving.token_picking import Picking
 
@@ -84,7 +85,7 @@ def test_texts_side_by_side_get_what_each_gets_alone(llama: Any, head: DraftHead
 def test_the_unrolled_lesson_is_what_the_head_does_when_it_goes_on_alone(llama: Any, head: DraftHead) -> None:
     with seeded(6):
         tokens = torch.randint(VOCAB, (2, 14))
-    lesson, steps = Lesson(tokens, states_of(llama, tokens)), 3
+    lesson, steps = DraftLesson(tokens, states_of(llama, tokens)), 3
     heard = agreement(head, lesson, steps)
     right = [list[bool]() for _ in range(steps)]
     for row, states in zip(tokens, lesson.states, strict=True):
@@ -141,7 +142,7 @@ def learn(head: DraftHead, model: Any) -> None:
         for _ in range(23):
             scores = model(input_ids=tokens, use_cache=False).logits[:, -1]
             tokens = torch.cat((tokens, scores.softmax(-1).multinomial(1)), 1)
-    lesson = Lesson(tokens, states_of(model, tokens).clone())
+    lesson = DraftLesson(tokens, states_of(model, tokens).clone())
     begin(head, lesson.states)
     train_head(head, lambda: lesson, 80, rate=1e-2)
 

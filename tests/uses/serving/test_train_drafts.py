@@ -9,9 +9,9 @@ import pytest
 import tiny_models
 
 from thinwire.types import InputError
-from thinwire.uses.serving.drafting.draft_head import load_head
-from thinwire.uses.serving.run.draft_options import DraftsConfig
-from thinwire.uses.serving.run.draft_program import PIECE, train
+from thinwire.uses.serving.run.drafts.draft_options import DraftsConfig
+from thinwire.uses.serving.run.drafts.draft_program import PIECE, train
+from thinwire.uses.serving.run.drafts.head_file import load_head
 from thinwire.uses.serving.run.options import MeasuredConfig
 from thinwire.uses.serving.run.stage_program import drafter_of, head_of, prepared
 

@@ -7,7 +7,7 @@ from typing import Any
 from thinwire.runs.machine.standard_streams import print_json, tell
 from thinwire.runs.terminal.activity import fetch_needs
 from thinwire.runs.terminal.typer_options import with_config
-from thinwire.uses.serving.run.draft_options import DraftsConfig
+from thinwire.uses.serving.run.drafts.draft_options import DraftsConfig
 
 
 @with_config(DraftsConfig)
@@ -22,7 +22,7 @@ def train_drafts(given: dict[str, Any]) -> None:
     """
     config = DraftsConfig.from_dict(given)
     # After the checks: a wrong option is refused before the engine is even imported.
-    from thinwire.uses.serving.run import draft_program
+    from thinwire.uses.serving.run.drafts import draft_program
 
     quiet = config.json or config.quiet
     fetch_needs(config.model, config.data, quiet=quiet)

@@ -22,14 +22,14 @@ FAR = -30_000.0  # a score that attention does not see
 
 
 @dataclass(frozen=True)
-class Lesson:
+class DraftLesson:
     """Texts: ``tokens`` [B, L] int64 and the model's last hidden states [B, L, D] behind each of them."""
 
     tokens: Tensor
     states: Tensor
 
 
-def lesson_loss(head: DraftHead, lesson: Lesson, steps: int = STEPS) -> Tensor:
+def lesson_loss(head: DraftHead, lesson: DraftLesson, steps: int = STEPS) -> Tensor:
     """Return the loss of a head over texts: the cross-entropy to the model's distribution, by steps."""
     expected = _expected(head, lesson)
     total, weights = expected.new_zeros(()), [FADE**j for j in range(steps)]
@@ -41,7 +41,7 @@ def lesson_loss(head: DraftHead, lesson: Lesson, steps: int = STEPS) -> Tensor:
     return total / sum(weights)
 
 
-def agreement(head: DraftHead, lesson: Lesson, steps: int = STEPS) -> list[float]:
+def agreement(head: DraftHead, lesson: DraftLesson, steps: int = STEPS) -> list[float]:
     """Return the share of tokens where a head's likeliest is the model's, by how many steps it took alone."""
     with torch.no_grad():
         said = head.scores(lesson.states[:, 1:-1].to(head.rows.dtype)).argmax(-1)
@@ -52,7 +52,7 @@ def agreement(head: DraftHead, lesson: Lesson, steps: int = STEPS) -> list[float
         ]
 
 
-def unrolled(head: DraftHead, lesson: Lesson, steps: int) -> Iterator[Tensor]:
+def unrolled(head: DraftHead, lesson: DraftLesson, steps: int) -> Iterator[Tensor]:
     """Yield a head's states [B, L - 2, D] after each step; those before the j-th position had fewer.
 
     At step j and position t the head has states of its own for the last j - 1 positions, and the model's
@@ -72,7 +72,7 @@ def unrolled(head: DraftHead, lesson: Lesson, steps: int) -> Iterator[Tensor]:
         states = torch.cat((states[:, :1], state[:, :-1]), 1)  # the one at t is of the step before, at t - 1
 
 
-def _expected(head: DraftHead, lesson: Lesson) -> Tensor:
+def _expected(head: DraftHead, lesson: DraftLesson) -> Tensor:
     """Return the mean row [B, L - 2, D] of the common tokens, by the model's distribution over them."""
     with torch.no_grad():
         said = lesson.states[:, 1:-1].to(head.rows.device, head.rows.dtype)

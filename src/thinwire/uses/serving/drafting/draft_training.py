@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from thinwire.uses.serving.drafting.draft_head import DraftHead
-from thinwire.uses.serving.drafting.draft_lessons import Lesson, lesson_loss
+from thinwire.uses.serving.drafting.draft_lessons import DraftLesson, lesson_loss
 
 RATE = 1.5e-3
 WARM = 0.05  # share of the steps in which the rate rises
@@ -42,7 +42,7 @@ def begin(head: DraftHead, states: Tensor) -> None:
 
 def train_head(
     head: DraftHead,
-    next_lesson: Callable[[], Lesson],
+    next_lesson: Callable[[], DraftLesson],
     steps: int,
     *,
     rate: float = RATE,

@@ -19,10 +19,11 @@ from thinwire.runs.models.encoder import Encoder
 from thinwire.runs.models.model_source import ModelSource
 from thinwire.seeding import seeded
 from thinwire.types import InputError, require
-from thinwire.uses.serving.drafting.draft_head import DraftHead, DraftShape, save_head
-from thinwire.uses.serving.drafting.draft_lessons import Lesson, agreement
+from thinwire.uses.serving.drafting.draft_head import DraftHead, DraftShape
+from thinwire.uses.serving.drafting.draft_lessons import DraftLesson, agreement
 from thinwire.uses.serving.drafting.draft_training import begin, common_tokens, train_head
-from thinwire.uses.serving.run.draft_options import DraftsConfig
+from thinwire.uses.serving.run.drafts.draft_options import DraftsConfig
+from thinwire.uses.serving.run.drafts.head_file import save_head
 from thinwire.uses.serving.run.options import MeasuredConfig
 from thinwire.uses.serving.run.stage_program import loaded, prepared, ready
 
@@ -59,19 +60,19 @@ class Pieces:
         self._draw = torch.Generator().manual_seed(seed)
         self._order: list[int] = []
 
-    def lesson(self) -> Lesson:
+    def lesson(self) -> DraftLesson:
         """Return the next lesson: all pieces once, in an order that is drawn, then again."""
         if not self._order:
             starts = range(0, len(self.tokens), BATCH)
             self._order = [starts[i] for i in torch.randperm(len(starts), generator=self._draw).tolist()]
         return self.at(self._order.pop())
 
-    def at(self, start: int) -> Lesson:
+    def at(self, start: int) -> DraftLesson:
         """Return the lesson of the pieces from ``start`` on."""
         tokens = self.tokens[start : start + BATCH]
         if start not in self._made:
             self._made[start] = self._states(tokens)
-        return Lesson(tokens, self._made[start])
+        return DraftLesson(tokens, self._made[start])
 
 
 def train(config: DraftsConfig, tell: Callable[[str], object]) -> Trained:

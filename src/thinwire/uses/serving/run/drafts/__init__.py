@@ -1,0 +1,1 @@
+"""Draft heads: options, the program that trains one, and its file."""
