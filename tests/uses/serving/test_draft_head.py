@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,7 @@ from transformers import LlamaConfig
 
 from thinwire.seeding import seeded
 from thinwire.types import InputError
-from thinwire.uses.serving.choosing.draft_length import DraftSite, FewestSeconds
+from thinwire.uses.serving.choosing.draft_tree import DraftTree
 from thinwire.uses.serving.drafting.draft_head import DraftHead, DraftShape
 from thinwire.uses.serving.drafting.draft_lessons import DraftLesson, agreement
 from thinwire.uses.serving.drafting.draft_training import begin, train_head
@@ -76,7 +75,9 @@ def test_texts_side_by_side_get_what_each_gets_alone(llama: Any, head: DraftHead
         asked = list[AskedDrafts]()
         for i, (t, k) in enumerate(zip(texts, known, strict=True)):
             own = states[i][k - 1 : k - 1 + more]  # the states before them
-            asked.append(drafts.ask(i, k - 1, own, t[0, k : k + more].tolist(), 3 + i % 2, Picking()))
+            asked.append(
+                drafts.ask(i, k - 1, own, t[0, k : k + more].tolist(), DraftTree.chain(3 + i % 2), Picking())
+            )
         known = [k + more for k in known]
         for i, (k, found) in enumerate(zip(known, drafts.draft(asked), strict=True)):
             assert found == alone(head, states[i][: k - 1], texts[i][0, 1:k].tolist(), 3 + i % 2)
@@ -103,9 +104,20 @@ def test_the_unrolled_lesson_is_what_the_head_does_when_it_goes_on_alone(llama: 
         assert h == pytest.approx(sum(own) / len(own), abs=1e-6)
 
 
-@pytest.mark.parametrize("stages", [1, 3])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_a_head_leaves_texts_as_they_are(llama: Any, stages: int, temperature: float) -> None:
+def bushy(*_times: object) -> DraftTree:
+    """Return a tree whose right path is rarely the first one."""
+    return DraftTree((-1, 0, -1, 2, 2, -1), (0, 0, 1, 0, 1, 2))
+
+
+def chain(*_times: object) -> DraftTree:
+    """Return drafts behind each other."""
+    return DraftTree.chain(3)
+
+
+@pytest.mark.parametrize(
+    ("stages", "temperature", "trees"), [(1, 0.0, bushy), (3, 1.0, bushy), (3, 0.0, chain)]
+)
+def test_a_head_leaves_texts_as_they_are(llama: Any, stages: int, temperature: float, trees: Any) -> None:
     with seeded(3):
         made = DraftHead(SHAPE, torch.arange(VOCAB))
     learn(made.bind(llama.lm_head.weight.data), llama)
@@ -115,7 +127,7 @@ def test_a_head_leaves_texts_as_they_are(llama: Any, stages: int, temperature: f
     own = works(llama, stages)
     head = own[-1].drafts_by(made)
     given = {"head": head if stages == 1 else None, "tail": WINDOW, "chunk": 7}
-    with ring(own, later_head=head, policy=Three(), **given) as engine:
+    with ring(own, later_head=head, trees=trees, **given) as engine:
         engine.times.note(0, 1.0)  # a trip must be known before drafts
         for drafts in (False, True):
             asked = [TextRequest(p, 20, Picking(temperature, seed=4), drafts=drafts) for p in prompts]
@@ -126,13 +138,6 @@ def test_a_head_leaves_texts_as_they_are(llama: Any, stages: int, temperature: f
     assert said[True] == [greedy(llama, p, 20) for p in prompts] or temperature
     assert sum(t.accepted for t in texts) > 2  # of 60 tokens, by a head that has seen few texts
     assert not head._held  # whoever is over is forgotten
-
-
-class Three(FewestSeconds):
-    """A policy that always drafts."""
-
-    def choose(self, sites: Sequence[DraftSite]) -> list[int]:
-        return [3 for _ in sites]
 
 
 def learn(head: DraftHead, model: Any) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from contextlib import suppress
+from dataclasses import replace
 
 import pytest
 import torch
@@ -11,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from thinwire.types import PayloadError
+from thinwire.uses.serving.choosing.draft_tree import DraftTree
 from thinwire.uses.serving.ring_messages import (
     Open,
     Picked,
@@ -25,16 +27,15 @@ from thinwire.uses.serving.token_picking import Picking, agreed
 
 ROWS = {1: TextRows(0, 40), 9: TextRows(40, 60)}
 PASS = [
-    Portion(TextSegment(1, ROWS[1], 3, 5), 3, (7, 8), 4, b"abc"),
+    Portion(TextSegment(1, ROWS[1], 3, 5), 3, (7, 8), DraftTree((-1, 0, 0), (0, 0, 1)), (2, 2), b"abc"),
     Portion(TextSegment(9, ROWS[9], 0, 20)),
+    Portion(TextSegment(9, ROWS[9], 20, 4, (-1, 0, -1)), 4, (7, 8, 9)),
 ]
 
 
 def test_messages_come_out_as_they_went_in() -> None:
     found = unpack_pass(pack_pass(PASS), ROWS, 100)
-    assert [(p.segment, p.wanted, p.drafted, bytes(p.packet)) for p in found] == [
-        (p.segment, p.wanted, p.drafted, p.packet) for p in PASS
-    ]
+    assert [replace(p, packet=bytes(p.packet)) for p in found] == PASS
     picked = [Picked(1, 8, (5, 6), (4, 3, 2), 900), Picked(9, 20, (1,))]
     assert unpack_picked(pack_picked(picked)) == picked
     picking = Picking(0.7, 0.9, 40, 3)
@@ -79,5 +80,6 @@ def test_a_draw_depends_on_seed_and_position_and_has_the_model_s_shares() -> Non
     assert [Picking(1.0, seed=5).pick(logits, at) for at in range(50)] == drawn[:50].tolist()
     assert {Picking(5.0, top_k=2, seed=1).pick(logits, at) for at in range(200)} == {0, 1}
     assert {Picking(5.0, top_p=0.3, seed=1).pick(logits, at) for at in range(200)} == {0}
-    said = agreed(logits.expand(4, 4), [0, 0, 3], 0, Picking())
-    assert said == [0, 0, 0]
+    assert agreed(logits.expand(4, 4), [0, 0, 3], 0, Picking()) == ([0, 0, 0], [0, 1])
+    # A tree: behind the token 1 and 0, behind 0 again 2 and 0; the likeliest are 0, 0 and 0.
+    assert agreed(logits.expand(5, 4), [1, 0, 2, 0], 0, Picking(), (-1, -1, 1, 1)) == ([0, 0, 0], [1, 3])

@@ -13,6 +13,8 @@ from thinwire.types import InputError, LinkError, ThinwireError
 from thinwire.uses.serving.drafts import ModelDrafts, PhraseDrafts
 from thinwire.uses.serving.later_stage import PASSES, LaterStage
 from thinwire.uses.serving.ring_messages import STOP as RING_END
+from thinwire.uses.serving.ring_messages import Portion
+from thinwire.uses.serving.row_pool import TextRows, TextSegment
 from thinwire.uses.serving.text_requests import CANCELLED, LENGTH, STOP, TextRequest
 from thinwire.uses.serving.token_picking import Picking
 
@@ -122,3 +124,32 @@ def test_what_comes_behind_the_end_is_left_to_the_next_ring(llama: Any) -> None:
         assert here.look(b"Z", 10) == b"all have come"
         LaterStage(1, works(llama, 2)[1], here, here).run()
         assert here.look(PASSES) == b"the next ring's"
+
+
+@pytest.mark.parametrize("kind", ["llama", "gemma2"])
+def test_each_draft_of_a_tree_is_seen_as_if_its_way_were_the_text(kind: str) -> None:
+    name, given = tiny_models.CONFIGS[kind]
+    model = random_model(getattr(transformers, name)(**given))
+    (work,) = works(model, 1)
+    rows, other, text = TextRows(30, 40), TextRows(90, 20), [7, 9, 11, 13, 15, 17]
+    parents, drafts = (-1, 0, -1, 2, 0), [21, 22, 23, 24, 25]
+    work.extend(
+        [Portion(TextSegment(1, rows, 0, 5)), Portion(TextSegment(2, other, 0, 3))],
+        torch.tensor([[*text[:5], 1, 2, 3]]),
+    )
+    tree = Portion(TextSegment(1, rows, 5, 6, parents), 6, tuple(drafts))
+    found = work.extend(
+        [Portion(TextSegment(2, other, 3, 1), 1), tree], torch.tensor([[4, text[5], *drafts]])
+    )[0, 1:]
+    ways = [[], [0], [0, 1], [2], [2, 3], [0, 4]]
+    for own, way in zip(found, ways, strict=True):
+        tokens = torch.tensor([text + [drafts[i] for i in way]])
+        with torch.inference_mode():
+            expected = model(input_ids=tokens, use_cache=False).logits[0, -1]
+        assert torch.allclose(own, expected, atol=1e-4)
+    # The path 2, 3 was right: what follows sees it, and no other draft.
+    after = Portion(TextSegment(1, rows, 8, 1), 1, kept=(8, 9))
+    found = work.extend([after], torch.tensor([[31]]))[0, 0]
+    with torch.inference_mode():
+        expected = model(input_ids=torch.tensor([[*text, 23, 24, 31]]), use_cache=False).logits[0, -1]
+    assert torch.allclose(found, expected, atol=1e-4)

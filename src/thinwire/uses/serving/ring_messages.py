@@ -1,9 +1,11 @@
 """What stages say to each other: requests that begin and end, their tokens' hidden states, tokens picked.
 
 On the link, behind a byte for the kind, little-endian: ``Open`` and ``Close`` as declared. A pass is a number
-of portions u16, then for each: request u32, position u32, tokens u32, wanted u16, drafts asked for u16, bytes
-u32, and wanted - 1 drafted tokens u32; then the packets. Tokens picked: a number of requests u16, then for
-each: request u32, position u32, count u16, drafts u16, microseconds u32, tokens u32, drafts u32.
+of portions u16, then for each: request u32, position u32, tokens u32, wanted u16, places kept u8, drafts
+asked for u8, bytes u32; the tokens u32 of wanted - 1 drafts, then their parents u8, from 1; the places u32;
+of each draft asked for its parent u8, from 1, and its rank u8. Then the packets. Tokens picked are a number
+of requests u16, then for each: request u32, position u32, count u16, drafts u16, microseconds u32, tokens
+u32, drafts u32.
 """
 
 from __future__ import annotations
@@ -17,12 +19,14 @@ from typing import NamedTuple
 
 from thinwire.heads import U32, Head, Rest
 from thinwire.types import PayloadError, require
+from thinwire.uses.serving.choosing.draft_tree import DraftTree
 from thinwire.uses.serving.row_pool import TextRows, TextSegment
 from thinwire.uses.serving.token_picking import Picking
 
+NO_DRAFTS = DraftTree()
 MOST_PORTIONS, MOST_TOKENS = 4096, 1 << 20
 COUNT = struct.Struct("<H")
-PORTION = struct.Struct("<IIIHHI")
+PORTION = struct.Struct("<IIIHBBI")
 PICKED = struct.Struct("<IIHHI")
 
 
@@ -86,13 +90,16 @@ class Portion:
     """A segment on its way: its hidden states as a packet, and what is wanted of it.
 
     ``wanted``: of how many of its last tokens the next token is wanted. ``drafted``: the last ``wanted`` - 1
-    tokens, which are drafts. ``ahead``: how many drafts the last stage is to send with what it picks.
+    tokens, which are drafts, and the segment says how they hang together. ``ahead``: the drafts that the last
+    stage is to send with what it picks. ``kept``: where in the request's rows the drafts are that were right
+    in the last round; they are moved to the places right before this segment first.
     """
 
     segment: TextSegment
     wanted: int = 0
     drafted: tuple[int, ...] = ()
-    ahead: int = 0
+    ahead: DraftTree = NO_DRAFTS
+    kept: tuple[int, ...] = ()
     packet: bytes | memoryview = b""
 
 
@@ -100,9 +107,13 @@ def pack_pass(portions: Sequence[Portion]) -> bytes:
     """Return portions as a message."""
     heads = [bytes([RingKind.PASS]), COUNT.pack(len(portions))]
     for p in portions:
-        s = p.segment
-        heads.append(PORTION.pack(s.request, s.at, s.many, p.wanted, p.ahead, len(p.packet)))
+        s, parents = p.segment, p.segment.parents or range(-1, p.wanted - 2)
+        counts = len(p.kept), len(p.ahead.ranks)
+        heads.append(PORTION.pack(s.request, s.at, s.many, p.wanted, *counts, len(p.packet)))
         heads.append(struct.pack(f"<{len(p.drafted)}I", *p.drafted))
+        heads.append(bytes(1 + parent for parent in parents[: len(p.drafted)]))
+        heads.append(struct.pack(f"<{len(p.kept)}I", *p.kept))
+        heads.append(bytes(b for pair in zip(*p.ahead, strict=True) for b in (1 + pair[0], pair[1])))
     return b"".join((*heads, *(p.packet for p in portions)))
 
 
@@ -116,14 +127,20 @@ def unpack_pass(data: bytes, rows: Mapping[int, TextRows], total: int) -> list[P
         at, (many,) = 1 + COUNT.size, COUNT.unpack_from(data, 1)
         require(0 < many <= MOST_PORTIONS, PayloadError, f"a pass of {many} portions")
         for _ in range(many):
-            request, start, tokens, wanted, ahead, nbytes = PORTION.unpack_from(data, at)
+            request, start, tokens, wanted, places, ahead, nbytes = PORTION.unpack_from(data, at)
             require(request in rows, PayloadError, f"request {request} is not open")
             require(wanted <= tokens <= MOST_TOKENS, PayloadError, f"{wanted} of {tokens} tokens are wanted")
-            drafted = struct.unpack_from(f"<{max(0, wanted - 1)}I", data, at + PORTION.size)
-            at += PORTION.size + 4 * len(drafted)
-            segment = TextSegment(request, rows[request], start, tokens)
+            drafts = max(0, wanted - 1)
+            told = struct.unpack_from(f"<{drafts}I{drafts}B{places}I{2 * ahead}B", data, at + PORTION.size)
+            at += PORTION.size + 5 * drafts + 4 * places + 2 * ahead
+            drafted, told = told[:drafts], told[drafts:]
+            parents, told = tuple(b - 1 for b in told[:drafts]), told[drafts:]
+            kept, told = told[:places], told[places:]
+            tree = DraftTree(tuple(b - 1 for b in told[::2]), told[1::2])
+            segment = TextSegment(request, rows[request], start, tokens, _tree(parents))
             segment.check(total)
-            found.append(Portion(segment, wanted, drafted, ahead))
+            _check(kept, start, rows[request], tree)
+            found.append(Portion(segment, wanted, drafted, tree, kept))
             sizes.append(nbytes)
     except struct.error as e:
         raise PayloadError(f"a pass of {len(data)} bytes is cut off") from e
@@ -136,10 +153,23 @@ def unpack_pass(data: bytes, rows: Mapping[int, TextRows], total: int) -> list[P
     return found
 
 
+def _tree(parents: tuple[int, ...]) -> tuple[int, ...]:
+    """Return parents, none where each stands behind the one before."""
+    return () if DraftTree(parents).is_chain else parents
+
+
+def _check(kept: Sequence[int], at: int, rows: TextRows, ahead: DraftTree) -> None:
+    """Raise ``PayloadError`` for places or drafts that cannot be."""
+    good = len(kept) <= at and all(at - len(kept) <= place < rows.many for place in kept)
+    require(good, PayloadError, f"drafts at {kept} of {rows.many} rows, before {at}")
+    good = all(-1 <= parent < i for i, parent in enumerate(ahead.parents))
+    require(good, PayloadError, f"drafts are asked for by a tree {ahead.parents}")
+
+
 class Picked(NamedTuple):
     """Tokens that the last stage picked for a request: those of positions ``at``, ``at`` + 1, ...
 
-    ``drafts``: what it proposes behind them; ``micros``: how long it took to propose one, 1e-6 s.
+    ``drafts``: what it proposes behind them; ``micros``: how long those of one depth took, 1e-6 s.
     """
 
     request: int

@@ -6,6 +6,7 @@ All stages of a ring have as many rows. The first stage gives them to requests; 
 from __future__ import annotations
 
 import bisect
+from collections.abc import Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 import torch
@@ -69,15 +70,23 @@ class RowAllocator:
 
 
 class TextSegment(NamedTuple):
-    """Tokens of one request that pass the stages together: ``many`` from position ``at`` on, in ``rows``."""
+    """Tokens of one request that pass the stages together: ``many`` from position ``at`` on, in ``rows``.
+
+    Where they are a token and a tree of drafts behind it, ``parents`` has the parent of each draft, from 0,
+    and -1 for the token. They are in rows behind each other, while a draft's position is its depth.
+    """
 
     request: int
     rows: TextRows
     at: int
     many: int
+    parents: tuple[int, ...] = ()
 
     def check(self, total: int) -> None:
         """Raise ``PayloadError`` for a segment that is not within its rows, or whose rows are not there."""
+        good = not self.parents or len(self.parents) == self.many - 1
+        good = good and all(-1 <= parent < i for i, parent in enumerate(self.parents))
+        require(good, PayloadError, f"{self.many} tokens by a tree {self.parents}")
         within = self.at >= 0 and self.many > 0 and self.at + self.many <= self.rows.many
         there = self.rows.first >= 0 and self.rows.end <= total
         wrong = f"tokens {self.at} to {self.at + self.many} in rows {tuple(self.rows)} of {total}"
@@ -107,16 +116,22 @@ class StageCache:
         for s in segments:
             many = max(s.at + s.many, ends[s.request].many if s.request in ends else 0)
             ends[s.request] = TextRows(s.rows.first, many)
-        own = [torch.arange(s.at, s.at + s.many) for s in segments]
-        self._places = torch.cat([p + s.rows.first for p, s in zip(own, segments, strict=True)])
+        rows = [torch.arange(s.at, s.at + s.many) for s in segments]
+        own = [s.at + _depths(s.parents) if s.parents else r for r, s in zip(rows, segments, strict=True)]
+        self._places = torch.cat([r + s.rows.first for r, s in zip(rows, segments, strict=True)])
         self._span = next(iter(ends.values())) if len(ends) == 1 else None
         seen = [torch.arange(rows.many) for rows in ends.values()]
         self._seen = torch.cat([p + r.first for p, r in zip(seen, ends.values(), strict=True)])
         asks = torch.cat([torch.full((s.many,), s.request) for s in segments])
         has = torch.cat([torch.full((r.many,), request) for request, r in ends.items()])
         positions, before = torch.cat(own), torch.cat(seen)
+        trees = list(_trees(segments, ends))
+        for s, _, start in trees:  # drafts are at rows behind each other, wherever in the text they are
+            before[start : start + s.many] = s.at + _depths(s.parents)
         apart = positions[:, None] - before[None]
         common = (asks[:, None] == has[None]) & (apart >= 0)
+        for s, at, start in trees:
+            common[at : at + s.many, start : start + s.many] = _way(s.parents)
         found = {"positions": positions[None].to(self._device)}
         for kind, window in self._windows.items():
             shown = common if window is None else common & (apart < window)
@@ -124,6 +139,13 @@ class StageCache:
             found[kind] = mask[None, None].to(self._device)
         self._places, self._seen = self._places.to(self._device), self._seen.to(self._device)
         return found
+
+    def move(self, rows: TextRows, kept: Sequence[int], to: int) -> None:
+        """Move keys and values of a request from its places ``kept`` to those from ``to`` on."""
+        taken = torch.tensor(kept, device=self._device) + rows.first
+        placed = torch.arange(to, to + len(kept), device=self._device) + rows.first
+        for held in (*self._keys.values(), *self._values.values()):
+            held.index_copy_(2, placed, held.index_select(2, taken))
 
     def update(
         self, keys: Tensor, values: Tensor, layer: int, *_args: object, **_options: object
@@ -149,3 +171,34 @@ class StageCache:
         """Bytes of all keys and values, used or not."""
         kept = [*self._keys.values(), *self._values.values()]
         return sum(x.numel() * x.element_size() for x in kept)
+
+
+def _depths(parents: Sequence[int]) -> Tensor:
+    """Return how many tokens of a segment with a tree stand before each, on its way [n]."""
+    found = [0]
+    for parent in parents:
+        found.append(1 + found[parent + 1])
+    return torch.tensor(found)
+
+
+def _way(parents: Sequence[int]) -> Tensor:
+    """Return what each token of a segment with a tree sees of it [n, n]: those on its way, and itself."""
+    n = 1 + len(parents)
+    found = torch.eye(n, dtype=torch.bool)
+    for i, parent in enumerate(parents):
+        found[i + 1] |= found[parent + 1]
+    return found
+
+
+def _trees(
+    segments: Sequence[TextSegment], ends: Mapping[int, TextRows]
+) -> Iterator[tuple[TextSegment, int, int]]:
+    """Yield segments with a tree: the first of their places among all tokens, and among all that is seen."""
+    first, begin = 0, dict[int, int]()
+    for request, rows in ends.items():
+        begin[request], first = first, first + rows.many
+    at = 0
+    for s in segments:
+        if s.parents:
+            yield s, at, begin[s.request] + s.at
+        at += s.many

@@ -14,6 +14,7 @@ from torch import Tensor
 from thinwire.channels import wire
 from thinwire.channels.channel import Receiver, Scheme, Sender
 from thinwire.types import TensorSpec
+from thinwire.uses.serving.choosing.draft_tree import depths
 from thinwire.uses.serving.drafting.draft_head import DraftHead
 from thinwire.uses.serving.drafting.head_drafts import AskedDrafts, HeadDrafts
 from thinwire.uses.serving.ring_messages import Picked, Portion
@@ -93,6 +94,9 @@ class StageWork:
         began = time.perf_counter()
         segments = [p.segment for p in portions]
         with torch.inference_mode():
+            for p in portions:
+                if p.kept:
+                    self.cache.move(p.segment.rows, p.kept, p.segment.at - len(p.kept))
             masks = self.cache.begin(segments, self.dtype)
             keep = _wanted(portions).to(self.device) if self.stage.last else None
             positions = masks.pop("positions")
@@ -158,7 +162,8 @@ class Answers:
             s, picking = p.segment, self.picking[p.segment.request]
             behind = s.at + s.many - p.wanted + 1  # the position of the first token that is wanted
             if p.wanted:
-                tokens = agreed(logits[0, at : at + p.wanted], p.drafted, behind, picking)
+                own = logits[0, at : at + p.wanted]
+                tokens, way = agreed(own, p.drafted, behind, picking, s.parents)
                 found.append(Picked(s.request, behind, tuple(tokens)))
             if self.head is not None and s.request in self.head:
                 states = self.work.hidden[place : place + s.many]
@@ -166,8 +171,8 @@ class Answers:
                 if len(before):
                     self.head.pass_by(s.request, s.at, before)
                 if p.wanted:
-                    own = own[: len(tokens)]
-                    asked.append(self.head.ask(s.request, behind - 1, own, tokens, p.ahead, picking))
+                    right = own[[0, *(1 + node for node in way)]]
+                    asked.append(self.head.ask(s.request, behind - 1, right, tokens, p.ahead, picking))
             at, place = at + p.wanted, place + s.many
         return found if self.head is None or not asked else _with_drafts(found, self.head, asked)
 
@@ -176,7 +181,7 @@ def _with_drafts(found: list[Picked], head: HeadDrafts, asked: list[AskedDrafts]
     """Return what was picked with what the head proposes behind it."""
     began = time.perf_counter()
     drafts = dict(zip((a.request for a in asked), head.draft(asked), strict=True))
-    each = (time.perf_counter() - began) / max(1, max(a.many for a in asked))
+    each = (time.perf_counter() - began) / max(1, *(max(depths(a.tree.parents), default=0) for a in asked))
     micros = min(int(1e6 * each), MOST_MICROS)
     return [p._replace(drafts=tuple(drafts.get(p.request, ())), micros=micros) for p in found]
 

@@ -16,10 +16,12 @@ from torch import Tensor
 from thinwire.links.mailbox import Mailbox
 from thinwire.types import Closing, InputError, LinkError, PayloadError, ThinwireError, require
 from thinwire.uses.serving.choosing.draft_length import DraftSite, FewestSeconds
+from thinwire.uses.serving.choosing.draft_tree import DraftTree, best_tree, depths
 from thinwire.uses.serving.drafting.head_drafts import HeadDrafts
 from thinwire.uses.serving.drafts import Drafter
 from thinwire.uses.serving.later_stage import FAILED, PASSES, PICKS
 from thinwire.uses.serving.ring_messages import (
+    NO_DRAFTS,
     STOP,
     Close,
     Open,
@@ -28,7 +30,7 @@ from thinwire.uses.serving.ring_messages import (
     pack_pass,
     unpack_picked,
 )
-from thinwire.uses.serving.ring_times import KEPT, RingTimes
+from thinwire.uses.serving.ring_times import RingTimes
 from thinwire.uses.serving.row_pool import RowAllocator, TextRows, TextSegment
 from thinwire.uses.serving.stage_work import Answers, StageWork
 from thinwire.uses.serving.text_requests import Said, Text, TextRequest
@@ -56,6 +58,7 @@ class TextEngine(Closing):
     head: HeadDrafts | None = None  # where the first stage is the last one
     tail: int = 0
     policy: FewestSeconds = field(default_factory=FewestSeconds)
+    trees: Callable[[Sequence[float], float, float, float], DraftTree] = best_tree
     chunk: int = CHUNK
     ended: Callable[[Text], object] = lambda text: None  # hears of each text that had rows, on its own thread
     times: RingTimes = field(default_factory=RingTimes)
@@ -194,10 +197,10 @@ class TextEngine(Closing):
         if text is None:
             return  # it was cancelled
         wrong = f"tokens at {found.at} of request {found.request}, which has {text.length}"
-        good = found.at == text.length and 0 < len(found.tokens) <= text.awaited + 1
-        require(good, PayloadError, wrong)
-        self._learn(text, len(found.tokens) - 1, found)
-        text.rounds, text.proposed = text.rounds + 1, found.drafts
+        good = found.at == text.length and 0 < len(found.tokens) <= len(text.sent_drafts) + 1
+        require(good and len(found.drafts) == len(text.ahead.ranks), PayloadError, wrong)
+        self._learn(text, found)
+        text.rounds += 1
         new = text.take(list(found.tokens))
         if text.reason:
             self._end(text)  # before whoever asked hears of it, and perhaps asks for the next
@@ -205,18 +208,19 @@ class TextEngine(Closing):
             self._ready.append(text)
         text.say(new)
 
-    def _learn(self, text: Text, right: int, found: Picked) -> None:
+    def _learn(self, text: Text, found: Picked) -> None:
         """Take in how long a round took, and how many of its drafts were right."""
-        each, many = 1e-6 * found.micros, text.awaited
-        seconds = time.monotonic() - text.asked - each * len(found.drafts)
+        many, way = len(text.sent_drafts), text.way_of(found.tokens)
+        level = 1e-6 * found.micros
+        seconds = time.monotonic() - text.asked - level * max(depths(text.ahead.parents), default=0)
         if many:
-            text.drafted, text.accepted = text.drafted + many, text.accepted + right
-            tried = min(many, right + 1)  # whose turn came
-            text.likely += (1 - KEPT) * tried * (right / tried - text.likely)
+            text.drafted, text.accepted = text.drafted + many, text.accepted + len(way)
+            text.shares.learn(text.sent_tree, way)
         if text.rounds:  # the first one was a prompt's
             self.times.note(many, seconds)
         if found.drafts:
-            self.times.note_draft(each)
+            self.times.note_draft(level)
+        text.keep(way, found.drafts)
 
     def _end(self, text: Text) -> None:
         if self.drafter is not None:
@@ -251,51 +255,49 @@ class TextEngine(Closing):
     def _prompt(self, text: Text, many: int, portions: list[Portion], tokens: list[int]) -> None:
         """Add the next tokens of a prompt; behind the last of them, the first new one is wanted."""
         at, prompt = text.sent, text.request.prompt
-        text.sent, text.asked, text.awaited = at + many, time.monotonic(), 0
+        text.sent, text.asked = at + many, time.monotonic()
         last = text.sent == len(prompt)
-        ahead = self._worth(text) if last else 0
-        portions.append(Portion(self._segment(text, at, many), int(last), ahead=ahead))
+        text.ahead, text.sent_drafts, text.sent_tree = self._tree(text) if last else NO_DRAFTS, (), NO_DRAFTS
+        portions.append(Portion(self._segment(text, at, many), int(last), ahead=text.ahead))
         tokens += prompt[at : at + many]
 
     def _next(self, text: Text, portions: list[Portion], tokens: list[int]) -> None:
         """Add the newest token of a text, and drafts of what follows."""
-        drafted = self._drafted(text)
-        at, text.awaited, text.asked = text.length - 1, len(drafted), time.monotonic()
-        text.sent = text.length
-        segment = self._segment(text, at, 1 + len(drafted))
-        portions.append(Portion(segment, 1 + len(drafted), tuple(drafted), self._worth(text)))
-        tokens += [text.made[-1], *drafted]
+        at, text.asked = text.length - 1, time.monotonic()
+        text.sent_drafts, text.sent_tree = self._drafted(text)
+        text.sent, text.ahead = text.length, self._tree(text)
+        many = len(text.sent_drafts)
+        parents = () if text.sent_tree.is_chain else text.sent_tree.parents
+        segment = self._segment(text, at, 1 + many, parents)
+        portions.append(Portion(segment, 1 + many, text.sent_drafts, text.ahead, text.kept))
+        tokens += [text.made[-1], *text.sent_drafts]
 
-    def _drafted(self, text: Text) -> list[int]:
+    def _drafted(self, text: Text) -> tuple[tuple[int, ...], DraftTree]:
         """Return what may follow a text: what the last stage proposed, or what the drafter says now."""
-        left = text.request.most - len(text.made) - 1
+        left = max(0, text.request.most - len(text.made) - 1)
         if self.tail:
-            return list(text.proposed[: max(0, left)])
-        many = min(left, self._many(text))
-        if self.drafter is None or many <= 0:
-            return []
-        began, held = time.perf_counter(), text.piece(0, text.length)
-        found = self.drafter.draft(text.number, held, many, text.request.picking)
-        self.times.note_draft((time.perf_counter() - began) / max(1, len(found)))
-        return found
-
-    def _worth(self, text: Text) -> int:
-        """Return how many drafts the last stage is to send for the round after this one."""
-        left = text.request.most - len(text.made) - 2
-        return max(0, min(left, self._many(text))) if self.tail else 0
-
-    def _many(self, text: Text) -> int:
-        """Return how many drafts are worth their seconds: none until a round without them was timed."""
+            return text.proposed[:left], text.ahead.first(left)
         times = self.times
-        if not text.request.drafts or not times.trip:
-            return 0
-        (many,) = self.policy.choose([DraftSite(text.likely, times.trip, times.token, times.draft)])
-        return many
+        if self.drafter is None or not text.request.drafts or not times.trip:
+            return (), NO_DRAFTS
+        site = DraftSite(text.shares.of_rank[0], times.trip, times.token, times.draft)
+        many = min(left, *self.policy.choose([site]))
+        began, held = time.perf_counter(), text.piece(0, text.length)
+        found = self.drafter.draft(text.number, held, many, text.request.picking) if many else []
+        times.note_draft((time.perf_counter() - began) / max(1, len(found)))
+        return tuple(found), DraftTree.chain(len(found))
 
-    def _segment(self, text: Text, at: int, many: int) -> TextSegment:
+    def _tree(self, text: Text) -> DraftTree:
+        """Return the drafts that the last stage is to send for the next round: none before one was timed."""
+        times, left = self.times, text.request.most - len(text.made) - 2
+        if not self.tail or not text.request.drafts or not times.trip or left < 1:
+            return NO_DRAFTS
+        return self.trees(text.shares.of_rank, times.trip, times.token, times.draft)
+
+    def _segment(self, text: Text, at: int, many: int, parents: tuple[int, ...] = ()) -> TextSegment:
         if text.rows is None:
             raise ThinwireError(f"request {text.number} has no rows")
-        return TextSegment(text.number, text.rows, at, many)
+        return TextSegment(text.number, text.rows, at, many, parents)
 
     def _pass(self, portions: Sequence[Portion], tokens: Tensor) -> None:
         found = self.work.extend(portions, tokens)

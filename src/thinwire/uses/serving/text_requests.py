@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import queue
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from thinwire.types import InputError, LinkError, ThinwireError, require
+from thinwire.uses.serving.choosing.draft_tree import DraftTree
+from thinwire.uses.serving.choosing.rank_shares import RankShares
 from thinwire.uses.serving.row_pool import TextRows
 from thinwire.uses.serving.token_picking import Picking
 
@@ -64,9 +66,12 @@ class Text:
     rows: TextRows | None = None
     sent: int = 0  # tokens whose keys and values are on their way or there
     asked: float = 0.0  # when the tokens that are awaited were asked for
-    awaited: int = 0  # drafts in that
-    proposed: tuple[int, ...] = ()  # by the last stage, for the next round
-    likely: float = 0.5  # share of drafts that were right lately
+    sent_drafts: tuple[int, ...] = ()  # in that
+    sent_tree: DraftTree = field(default_factory=DraftTree)
+    ahead: DraftTree = field(default_factory=DraftTree)  # what is to be proposed for the next round
+    proposed: tuple[int, ...] = ()  # what it did
+    kept: tuple[int, ...] = ()  # places in its rows of the drafts that were right, if not behind each other
+    shares: RankShares = field(default_factory=RankShares)
 
     def __iter__(self) -> Iterator[list[int]]:
         while True:
@@ -110,6 +115,21 @@ class Text:
         elif len(self.made) >= self.request.most:
             self.reason = LENGTH
         return new
+
+    def way_of(self, tokens: Sequence[int]) -> list[int]:
+        """Return which of the drafts that were sent are right, by the tokens that were picked."""
+        found, node = list[int](), -1
+        nodes = list(zip(self.sent_drafts, self.sent_tree.parents, strict=True))
+        for token in tokens[:-1]:
+            node = nodes.index((token, node))
+            found.append(node)
+        return found
+
+    def keep(self, way: Sequence[int], proposed: tuple[int, ...]) -> None:
+        """Remember what was right, and what is proposed for the next round."""
+        self.proposed = proposed
+        first = self.length  # the place of the first draft: the newest token was before it
+        self.kept = () if list(way) == list(range(len(way))) else tuple(first + node for node in way)
 
     def say(self, new: list[int]) -> None:
         """Tell whoever asked of new tokens, and of the end."""

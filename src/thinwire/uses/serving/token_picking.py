@@ -59,18 +59,23 @@ class Picking:
         """Return it with another seed, of which the low 62 bits count."""
         return replace(self, seed=seed % (1 << 62))
 
-    def pick(self, logits: Tensor, position: int, among: Tensor | None = None, total: int = 0) -> int:
-        """Return the token behind logits [V], whose own position is ``position``.
-
-        Where logits are those of some tokens, ``among`` [C] says of which, of a ``total`` of so many.
-        """
+    def pick(self, logits: Tensor, position: int) -> int:
+        """Return the token behind logits [V], whose own position is ``position``."""
         if self.temperature == 0:
-            place = int(logits.argmax())
-        else:
+            return int(logits.argmax())
+        scores = self._kept(logits.float().cpu() / self.temperature)
+        return int((scores + _noise(self.seed, position, len(scores))).argmax())
+
+    def ranked(self, logits: Tensor, position: int, many: int, among: Tensor, total: int) -> list[int]:
+        """Return the ``many`` likeliest tokens to be drawn at a position, by logits [C] of ``among``.
+
+        ``total``: of how many tokens all logits would be, as ``pick`` has them.
+        """
+        scores = logits
+        if self.temperature > 0:
             scores = self._kept(logits.float().cpu() / self.temperature)
-            noise = _noise(self.seed, position, total or len(scores))
-            place = int((scores + (noise if among is None else noise[among])).argmax())
-        return place if among is None else int(among[place])
+            scores = scores + _noise(self.seed, position, total)[among]
+        return [int(among[place]) for place in scores.topk(min(many, len(scores))).indices]
 
     def _kept(self, scores: Tensor) -> Tensor:
         """Return scores in which what ``top_k`` and ``top_p`` leave out is minus infinity."""
@@ -90,14 +95,22 @@ def _noise(seed: int, position: int, many: int) -> Tensor:
     return -torch.empty(many).exponential_(generator=generator).log()
 
 
-def agreed(logits: Tensor, drafted: Sequence[int], at: int, picking: Picking) -> list[int]:
+def agreed(
+    logits: Tensor, drafted: Sequence[int], at: int, picking: Picking, parents: Sequence[int] = ()
+) -> tuple[list[int], list[int]]:
     """Return the tokens that a model says, given logits [k + 1, V] behind a token and its k drafts.
 
-    ``at``: position of the first of them. As many drafts as are right, and one token more.
+    ``at``: position of the first of them. As many drafts as are right, and one token more; and the drafts
+    that were, by their numbers. ``parents``: of each draft, -1 for the token; else each stands behind the
+    one before.
     """
-    found: list[int] = []
-    for i, row in enumerate(logits):
-        found.append(picking.pick(row, at + i))
-        if i >= len(drafted) or found[-1] != drafted[i]:
-            break
-    return found
+    behind: dict[int, list[int]] = {}
+    for i in range(len(drafted)):
+        behind.setdefault(parents[i] if parents else i - 1, []).append(i)
+    found, way, node = list[int](), list[int](), -1
+    while True:
+        found.append(picking.pick(logits[node + 1], at + len(way)))
+        node = next((i for i in behind.get(node, ()) if drafted[i] == found[-1]), -1)
+        if node < 0:
+            return found, way
+        way.append(node)

@@ -153,17 +153,21 @@ class DraftHead(nn.Module):
         return state
 
     def forward(
-        self, state: Tensor, tokens: Tensor, positions: Tensor, past: DraftPast
+        self, state: Tensor, tokens: Tensor, positions: Tensor, past: DraftPast, way: Tensor | None = None
     ) -> tuple[Tensor, DraftPast]:
         """Return states [N, n, D] one token further on, and the past with these positions.
 
         ``state`` [N, n, D]; ``tokens`` [N, n]: the one behind each; ``positions`` [N, n]: -1 for none.
+        ``way`` [N, n, k]: which of the last k places of the past, these included, each may see, where what
+        is there is a tree.
         """
         x = self.mixed(state, self.embed(tokens))
         q, k, v = self.asked(x, positions)
         past = past.joined(k, v, positions)
         apart = positions[:, :, None] - past.positions[:, None]
         seen = (apart >= 0) & (apart < self.shape.window) & (past.positions[:, None] >= 0)
+        if way is not None:
+            seen[:, :, seen.shape[2] - way.shape[2] :] = way
         seen = seen | (positions[:, :, None] < 0)  # what is not there may see anything: no row without a sum
         found = F.scaled_dot_product_attention(q, past.keys, past.values, attn_mask=seen[:, None])
         return self.finished(x, found), past

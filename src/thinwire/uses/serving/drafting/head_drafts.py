@@ -9,6 +9,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from thinwire.uses.serving.choosing.draft_tree import DraftTree, depths
 from thinwire.uses.serving.drafting.draft_head import DraftHead, DraftPast
 from thinwire.uses.serving.token_picking import Picking
 
@@ -16,14 +17,14 @@ from thinwire.uses.serving.token_picking import Picking
 class AskedDrafts(NamedTuple):
     """A text of which more tokens are known: hidden ``states`` [m, D] from position ``at`` on.
 
-    ``tokens``: the one behind each of them; ``many`` are to be proposed behind the last.
+    ``tokens``: the one behind each of them; a ``tree`` of more is to be proposed behind the last.
     """
 
     request: int
     at: int
     states: Tensor
     tokens: Sequence[int]
-    many: int
+    tree: DraftTree
     picking: Picking
 
 
@@ -36,6 +37,42 @@ class _Held:
     at: int = 0  # position of the first of ``states``
     states: list[Tensor] = field(default_factory=list)
     past: DraftPast | None = None
+
+
+class GrownTree:
+    """A tree of drafts of one text as it grows: tokens and states by node, -1 for what is known.
+
+    ``slots``: where in the past the nodes stand that have children.
+    """
+
+    def __init__(self, asked: AskedDrafts, state: Tensor) -> None:
+        self.asked = asked
+        self.base = asked.at + len(asked.tokens)  # position of the last token that is known
+        self.states, self.tokens = {-1: state}, dict[int, int]()
+        self.slots = dict[int, int]()
+        self._depths = depths(asked.tree.parents)
+        self.depth = max(self._depths, default=0)
+
+    def parents_at(self, depth: int) -> list[int]:
+        """Return the nodes that have children of a depth."""
+        pairs = zip(self.asked.tree.parents, self._depths, strict=True)
+        return sorted({parent for parent, own in pairs if own == depth})
+
+    def name(self, parent: int, scores: Tensor, depth: int, head: DraftHead) -> None:
+        """Give the children of a node their tokens, by scores [C] of the common ones."""
+        tree, asked = self.asked.tree, self.asked
+        own = {i: tree.ranks[i] for i, p in enumerate(tree.parents) if p == parent}
+        many = 1 + max(own.values())
+        found = asked.picking.ranked(scores, self.base + depth, many, head.common, len(head.table))
+        self.tokens |= {i: found[min(rank, len(found) - 1)] for i, rank in own.items()}
+
+    def way(self, node: int) -> list[int]:
+        """Return the slots of a node and of those before it on its way."""
+        found = list[int]()
+        while node >= 0:
+            found.append(self.slots[node])
+            node = self.asked.tree.parents[node]
+        return found
 
 
 class HeadDrafts:
@@ -66,7 +103,7 @@ class HeadDrafts:
             held.states.append(states[skip:])
 
     def ask(
-        self, request: int, at: int, states: Tensor, tokens: Sequence[int], many: int, how: Picking
+        self, request: int, at: int, states: Tensor, tokens: Sequence[int], tree: DraftTree, how: Picking
     ) -> AskedDrafts:
         """Return what is asked of the head behind ``tokens``, given the states [m, D] before each of them.
 
@@ -77,26 +114,54 @@ class HeadDrafts:
         if before:
             tail = held.tail[held.at + 1 - held.tail_at : at + 1 - held.tail_at]
             states, tokens, at = torch.cat((*before, states)), [*tail, *tokens], held.at
-        return AskedDrafts(request, at, states, tokens, many, how)
+        return AskedDrafts(request, at, states, tokens, tree, how)
 
     def draft(self, asked: Sequence[AskedDrafts]) -> list[list[int]]:
-        """Return what is proposed for each text, all of them in one pass a token."""
-        head, most = self.head, max(a.many for a in asked)
+        """Return what is proposed for each text, node by node of its tree; those of a depth in one pass."""
         with torch.inference_mode():
             state, past = self._caught_up(asked)
-            found: list[list[int]] = [[] for _ in asked]
-            at = torch.tensor([a.at + len(a.tokens) for a in asked], device=state.device)
-            for j in range(most):
-                scores = head.scores(state[:, -1]).float()
-                for row, a, own in zip(scores, asked, found, strict=True):
-                    if j < a.many:
-                        own.append(
-                            a.picking.pick(row, a.at + len(a.tokens) + j, head.common, len(head.table))
-                        )
-                if j + 1 < most:
-                    newest = torch.tensor([own[-1:] or [0] for own in found], device=state.device)
-                    state, past = head(state[:, -1:], newest, at[:, None] + j, past)
-        return found
+            known = past.positions.shape[1]
+            grown = [GrownTree(a, state[i, -1]) for i, a in enumerate(asked)]
+            for depth in range(1, 1 + max(g.depth for g in grown)):
+                self._name(grown, depth)
+                past = self._deepen(grown, depth, past, known)
+        return [[g.tokens[node] for node in range(len(g.asked.tree.parents))] for g in grown]
+
+    def _name(self, grown: Sequence[GrownTree], depth: int) -> None:
+        """Give the nodes of a depth their tokens, by the states of their parents."""
+        parents = [(g, parent) for g in grown for parent in g.parents_at(depth)]
+        if parents:
+            scores = self.head.scores(torch.stack([g.states[parent] for g, parent in parents])).float()
+            for row, (g, parent) in zip(scores, parents, strict=True):
+                g.name(parent, row, depth, self.head)
+
+    def _deepen(self, grown: Sequence[GrownTree], depth: int, past: DraftPast, known: int) -> DraftPast:
+        """Make the states of those nodes of a depth that have children; return the past with them.
+
+        ``known``: places of the past that are no drafts.
+        """
+        inner = [g.parents_at(depth + 1) for g in grown]
+        n = max(map(len, inner))
+        if n == 0:
+            return past
+        head, slots = self.head, past.positions.shape[1] - known
+        states = past.keys.new_zeros(len(grown), n, head.shape.width)
+        tokens = torch.zeros(len(grown), n, dtype=torch.int64)
+        positions, way = (
+            torch.full((len(grown), n), -1),
+            torch.zeros(len(grown), n, slots + n, dtype=torch.bool),
+        )
+        for i, (g, nodes) in enumerate(zip(grown, inner, strict=True)):
+            for k, node in enumerate(nodes):
+                g.slots[node] = slots + k
+                states[i, k] = g.states[g.asked.tree.parents[node]]
+                tokens[i, k], positions[i, k] = g.tokens[node], g.base + depth - 1
+                way[i, k, g.way(node)] = True
+        device = states.device
+        found, past = head(states, tokens.to(device), positions.to(device), past, way.to(device))
+        for i, (g, nodes) in enumerate(zip(grown, inner, strict=True)):
+            g.states |= {node: found[i, k] for k, node in enumerate(nodes)}
+        return past
 
     def _caught_up(self, asked: Sequence[AskedDrafts]) -> tuple[Tensor, DraftPast]:
         """Take in what is known now; return the last states [N, 1, D], and the past."""

@@ -25,7 +25,7 @@ from thinwire.uses.serving.planning.plan_options import PlannedConfig
 from thinwire.uses.serving.ring_messages import Portion
 from thinwire.uses.serving.row_pool import TextRows, TextSegment
 from thinwire.uses.serving.run.stage_program import with_cache
-from thinwire.uses.serving.stage_work import PROMPT, StageWork, picked
+from thinwire.uses.serving.stage_work import PROMPT, Answers, StageWork
 from thinwire.uses.serving.token_picking import Picking
 
 SPILL = 192 << 20  # bytes of weights that no processor's caches hold
@@ -144,7 +144,7 @@ class _PassTimer:
         self._work.stage.last = last and self._with_head
         found = self._work.extend(portions, self._hidden(sum(p.segment.many for p in portions)))
         if last:
-            picked(portions, found, {0: Picking(1.0)})
+            Answers(self._work, {0: Picking(1.0)}).of(portions, found)
 
     def _hidden(self, tokens: int) -> Tensor:
         return torch.randn(1, tokens, self._work.width, device=self._work.device).to(self._work.dtype)
