@@ -16,6 +16,7 @@ from torch import Tensor
 from thinwire.links.mailbox import Mailbox
 from thinwire.types import Closing, InputError, LinkError, PayloadError, ThinwireError, require
 from thinwire.uses.serving.choosing.draft_length import DraftSite, FewestSeconds
+from thinwire.uses.serving.choosing.draft_tree import MOST as MOST_DRAFTS
 from thinwire.uses.serving.choosing.draft_tree import DraftTree, best_tree, depths
 from thinwire.uses.serving.drafting.head_drafts import HeadDrafts
 from thinwire.uses.serving.drafts import Drafter
@@ -174,7 +175,8 @@ class TextEngine(Closing):
         """Give rows to those that wait, in their order."""
         while self._queued:
             text = self._queued[0]
-            rows = self._rows.take(len(text.request.prompt) + text.request.most)
+            need = len(text.request.prompt) + text.request.most
+            rows = self._rows.take(min(need + (MOST_DRAFTS if self.tail else 0), self._rows.many))
             if rows is None:
                 return
             del self._queued[0]
@@ -274,10 +276,10 @@ class TextEngine(Closing):
 
     def _drafted(self, text: Text) -> tuple[tuple[int, ...], DraftTree]:
         """Return what may follow a text: what the last stage proposed, or what the drafter says now."""
-        left = max(0, text.request.most - len(text.made) - 1)
+        times, left = self.times, max(0, text.request.most - len(text.made) - 1)
         if self.tail:
-            return text.proposed[:left], text.ahead.first(left)
-        times = self.times
+            room = text.rows.many - text.length if text.rows is not None else 0
+            return text.proposed[:room], text.ahead.first(room)
         if self.drafter is None or not text.request.drafts or not times.trip:
             return (), NO_DRAFTS
         site = DraftSite(text.shares.of_rank[0], times.trip, times.token, times.draft)
