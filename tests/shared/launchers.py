@@ -55,6 +55,14 @@ PICTURES = (
     "diffusers.models.transformers.transformer_hidream_image",
     "thinwire.uses.pictures.run.generation",
 )
+SERVING = (
+    "transformers:LlamaForCausalLM",
+    "transformers:PreTrainedTokenizerFast",
+    "thinwire.uses.serving.commands.serve_text",
+    "thinwire.uses.serving.run.endpoint_program",
+    "thinwire.uses.serving.run.serving_demo",
+    "thinwire.uses.serving.run.serving_launch",
+)
 NEEDS = {
     "generate": PICTURES,
     "publish": STATES,
@@ -62,6 +70,7 @@ NEEDS = {
     "federate": FEDERATED,
     "federate-serve": FEDERATED,
     "federate-join": FEDERATED,
+    "serve": SERVING,
 }  # what a command imports; all others:
 TRAINING = (
     "transformers:GPT2LMHeadModel",

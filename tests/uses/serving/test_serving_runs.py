@@ -3,28 +3,33 @@
 from __future__ import annotations
 
 import json
-import os
 import signal
-import subprocess
-import sys
 import urllib.request
 from pathlib import Path
 from typing import Any
 
 import pytest
 import tiny_models
+from launchers import SERVING, free_port, warm
 
 from thinwire.runs.models.model_source import ModelSource
+from thinwire.runs.records.writer import load_run
 from thinwire.types import InputError
 from thinwire.uses.kinds import load_runs
 from thinwire.uses.serving.run import cards
-from thinwire.uses.serving.run.options import EndpointConfig, MeasuredConfig
-from thinwire.uses.serving.run.serving_demo import ServingWay, run_ways
+from thinwire.uses.serving.run.options import EndpointConfig
+from thinwire.uses.serving.run.record import ServingRecord
 from thinwire.uses.serving.run.serving_trial import check_serving
 from thinwire.uses.serving.run.stage_program import ends_of
 
 transformers = pytest.importorskip("transformers")
-SERVE = [sys.executable, "-m", "thinwire", "serve", "--stages", "1", "--dtype", "fp32"]
+RUN_WAYS = """
+import json, sys
+from thinwire.uses.serving.run.options import MeasuredConfig
+from thinwire.uses.serving.run.serving_demo import ServingWay, run_ways
+ways = ServingWay("one", 1, "exact", False), ServingWay("coded-drafts", 2, "exact", True)
+run_ways(MeasuredConfig.from_dict(json.loads(sys.argv[1])), ways, lambda text: None)
+"""
 
 
 @pytest.fixture(scope="module")
@@ -36,40 +41,33 @@ def place(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Any) -> Path
 def test_ways_are_compared_and_drawn(place: Path, tmp_path: Path) -> None:
     given = {"model": str(place / "model"), "data": str(place / "text.txt"), "out": str(tmp_path)}
     given |= {"texts": 2, "prompt_tokens": 20, "tokens": 8, "cache": 64, "dtype": "fp32", "at_once": 2}
-    ways = ServingWay("one", 1, "exact", False), ServingWay("coded-drafts", 2, "exact", True)
-    one, two = run_ways(MeasuredConfig.from_dict(given), ways, lambda text: None)
+    run = warm().python(tmp_path / "said", "-c", RUN_WAYS, json.dumps(given), needs=SERVING)
+    assert run.wait() == 0, run.err
+    one, two = (load_run(tmp_path / way, ServingRecord) for way in ("one", "coded-drafts"))
     assert one.equal_tokens == two.equal_tokens == 1.0 and one.shown == two.shown
     assert (
         one.bytes == {}
         and two.bytes["stages"] > two.totals["tokens"] * 32 * 4
         and len(two.memory.peak_rss_bytes) == 2
     )
-    runs = load_runs([tmp_path / way.name for way in ways])
+    runs = load_runs([tmp_path / way for way in ("one", "coded-drafts")])
     assert all(len(run.metrics) == 2 for run in runs)
     assert "tokens a second" in cards.headline(runs) and len(cards.cards(runs)) == 3
 
 
 def test_a_server_answers_until_it_is_told_to_end(place: Path, tmp_path: Path) -> None:
-    import socket
-
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        port = free.getsockname()[1]
-    command = [*SERVE, "--model", str(place / "model"), "--listen", f"127.0.0.1:{port}", "--cache", "64"]
-    command += ["--out", str(tmp_path)]
-    with subprocess.Popen(
-        command, stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True, env=os.environ
-    ) as server:
-        assert server.stderr is not None
-        told = server.stderr.readline()
-        try:
-            assert f"127.0.0.1:{port}" in told
-            body = json.dumps({"prompt": "the ship", "max_tokens": 4}).encode()
-            call = urllib.request.Request(f"http://127.0.0.1:{port}/v1/completions", body)
-            with urllib.request.urlopen(call, timeout=60) as answer:
-                assert json.load(answer)["usage"]["completion_tokens"] <= 4
-        finally:
-            server.send_signal(signal.SIGTERM)
-        assert server.wait(30) == 130
+    given = ["--stages", 1, "--dtype", "fp32", "--model", place / "model", "--cache", 64, "--out", tmp_path]
+    where = f"127.0.0.1:{free_port()}"
+    server = warm().start(tmp_path / "said", "serve", *given, "--listen", where)
+    try:
+        server.says(f"listening at http://{where}")
+        body = json.dumps({"prompt": "the ship", "max_tokens": 4}).encode()
+        call = urllib.request.Request(f"http://{where}/v1/completions", body)
+        with urllib.request.urlopen(call, timeout=60) as answer:
+            assert json.load(answer)["usage"]["completion_tokens"] <= 4
+    finally:
+        server.signal(signal.SIGTERM)
+    assert server.wait() == 130
     (run,) = load_runs([tmp_path])
     assert run.record.status == "interrupted" and run.record.totals["texts"] == len(run.metrics) == 1
     assert "1 texts by" in cards.setting([run]) and len(cards.cards([run])) == 2
