@@ -159,7 +159,8 @@ def test_a_file_gives_the_head_back_and_another_file_is_refused(head: DraftHead,
     back = load_head(file)
     assert back.shape == SHAPE and torch.equal(back.common, head.common)
     for name, p in back.state_dict().items():
-        assert torch.equal(p, head.state_dict()[name].bfloat16().float())
+        own = head.state_dict()[name]
+        assert torch.allclose(p, own, atol=float(own.abs().max()) / 250)
     file.write_bytes(file.read_bytes()[:-9])
     with pytest.raises(InputError, match="no file of a draft head"):
         load_head(file)

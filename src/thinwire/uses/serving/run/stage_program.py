@@ -23,19 +23,19 @@ from thinwire.runs.ranks.joining import check_options, joined
 from thinwire.runs.ranks.telemetry import Telemetry
 from thinwire.runs.ranks.world import World
 from thinwire.types import InputError, require
-from thinwire.uses.serving import drafting
 from thinwire.uses.serving.drafting.draft_head import DraftHead
 from thinwire.uses.serving.drafts import Drafter, ModelDrafts, PhraseDrafts
 from thinwire.uses.serving.later_stage import LaterStage
 from thinwire.uses.serving.recipes import PROMPT, TOKEN, parse_serving
 from thinwire.uses.serving.row_pool import StageCache
+from thinwire.uses.serving.run import drafts
 from thinwire.uses.serving.run.drafts.head_file import is_head, load_head
 from thinwire.uses.serving.run.options import AUTO, NONE, PHRASES, StagesConfig
 from thinwire.uses.serving.run.serving_trial import check_serving
 from thinwire.uses.serving.stage_work import StageWork
 from thinwire.uses.serving.text_engine import TextEngine
 
-HEADS = Path(drafting.__file__).parent / "heads"  # that come with a model of their name
+HEADS = Path(drafts.__file__).parent  # heads that come with a model of their name
 OTHER_DRAFTS = "--drafts {} has {} tokens, the model {}; give a model of the same tokens"
 
 

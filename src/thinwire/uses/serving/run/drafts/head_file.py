@@ -16,12 +16,23 @@ from thinwire.types import WRONG_VALUES, InputError, require
 from thinwire.uses.serving.drafting.draft_head import DraftHead, DraftShape
 
 KEY, VERSION = "thinwire.drafts", 1
+SCALE = ".scale"  # behind the name of a matrix
+TINY = 1e-30
 
 
 def save_head(head: DraftHead, path: str | Path) -> None:
-    """Write a head to a safetensors file in bf16, whole or not at all. Errors: ``OSError``."""
-    tensors = {n: p.detach().to("cpu", torch.bfloat16).contiguous() for n, p in head.state_dict().items()}
-    tensors["common"] = head.common.to("cpu", torch.int32)
+    """Write a head to a safetensors file, whole or not at all. Errors: ``OSError``.
+
+    Matrices are int8 with a scale for each row: what a head says is checked, so that a little error costs
+    little, and a file may come with a package.
+    """
+    tensors = {"common": head.common.to("cpu", torch.int32)}
+    for name, p in head.state_dict().items():
+        x = p.detach().to("cpu", torch.float32)
+        if x.dim() == 2:
+            scale = x.abs().amax(1).clamp_min(TINY) / 127
+            tensors[name + SCALE], x = scale, (x / scale[:, None]).round().to(torch.int8)
+        tensors[name] = x.contiguous()
     note = json.dumps(asdict(head.shape) | {"version": VERSION})
     with replacing(path) as part:
         save_file(tensors, part, {KEY: note})
@@ -48,7 +59,9 @@ def load_head(path: str | Path) -> DraftHead:
         common = tensors.pop("common").long()
         require(common.dim() == 1 and len(common) > 0 and int(common.min()) >= 0, InputError, wrong)
         head = DraftHead(DraftShape(**note), common)
-        head.load_state_dict({n: t.float() for n, t in tensors.items()})
+        scales = {n: tensors.pop(n + SCALE) for n in [*tensors] if n + SCALE in tensors}
+        read = {n: t.float() * (scales[n][:, None] if n in scales else 1) for n, t in tensors.items()}
+        head.load_state_dict(read)
     except (OSError, SafetensorError, RuntimeError, *WRONG_VALUES) as e:
         raise InputError(f"{wrong} ({' '.join(str(e).split())[:100]})") from e
     finite = all(bool(p.isfinite().all()) for p in head.parameters())
