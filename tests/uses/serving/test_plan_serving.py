@@ -11,6 +11,7 @@ import tiny_models
 from commanded import invoke
 
 from thinwire.runs.models import cuts
+from thinwire.uses.serving.planning import stage_timing
 
 transformers = pytest.importorskip("transformers")
 SMALL = ("--prompt-tokens", "24", "--tokens", "8", "--chunk", "16", "--cache", "64", "--dtype", "fp32")
@@ -25,6 +26,7 @@ def place(tmp_path_factory: pytest.TempPathFactory, tiny_tokenizer: Any) -> Path
 @pytest.fixture(autouse=True)
 def briefly(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cuts, "SPAN", 0.0)
+    monkeypatch.setattr(stage_timing, "SEEN", 16)  # longer prompts are taken to cost in line with it
 
 
 def plan(model: Path, *arguments: object) -> tuple[int, str, str]:
@@ -52,11 +54,12 @@ def test_a_machine_measured_elsewhere_takes_part(place: Path, tmp_path: Path) ->
 
 
 def test_the_table_says_which_is_faster_and_how_to_start(place: Path) -> None:
-    code, out, err = plan(place, *LINK, "--machine", "speed=0.5,memory=4", "--machine", "speed=2")
+    longer = ("--prompt-tokens", "200", "--cache", "256")
+    code, out, err = plan(place, *LINK, *longer, "--machine", "speed=0.5,memory=4", "--machine", "speed=2")
     assert code == 0, err
     assert "One machine is faster: machine " in out and "machine 3:" in out
     (start,) = [line for line in out.splitlines() if line.startswith("torchrun")]
-    assert "--stages 3" in start and "--cut " in start and "--cache 64" in start and "--chunk 16" in start
+    assert "--stages 3" in start and "--cut " in start and "--cache 256" in start and "--chunk 16" in start
     assert "predicted" in err
 
 

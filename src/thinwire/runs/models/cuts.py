@@ -106,12 +106,16 @@ def _time(stage: ModelStage, x: Tensor, compute: Compute) -> float:
     return median_seconds(both, compute)
 
 
-def median_seconds(work: Callable[[], object], compute: Compute = ON_CPU) -> float:
-    """Return what ``work`` takes, repeated for ``SPAN``: the median, since a run is no best case either."""
+def median_seconds(work: Callable[[], object], compute: Compute = ON_CPU, rest: float = 0.0) -> float:
+    """Return what ``work`` takes, repeated for ``SPAN``: the median, since a run is no best case either.
+
+    ``rest``: seconds of sleep before each time, where a run has pauses, after which work takes longer.
+    """
     work()  # warms up
     compute.wait()
     found: list[float] = []
-    while len(found) < LEAST or sum(found) < SPAN:
+    while len(found) < LEAST or sum(found) + rest * len(found) < SPAN:
+        time.sleep(rest)
         start = time.perf_counter()
         work()
         compute.wait()

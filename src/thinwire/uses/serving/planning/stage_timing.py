@@ -30,6 +30,7 @@ from thinwire.uses.serving.token_picking import Picking
 
 SPILL = 192 << 20  # bytes of weights that no processor's caches hold
 FEW, SEVERAL = (1, 4, 16), 4  # tokens of one text in a pass; texts in a pass
+REST = 0.02  # seconds between passes, as a stage has while others work: then caches and clocks are not warm
 SEEN = 2048  # rows that tokens see, at most: what they cost is linear in them
 
 
@@ -74,7 +75,7 @@ def _passes(config: PlannedConfig, model: Any, compute: Compute) -> tuple[PassCo
     each = sum(counted) / len(counted) * compute.dtype.itemsize
     many = min(len(counted), max(1, round(SPILL / each)))
     seen = min(config.prompt_tokens, SEEN)
-    own = config.replace(cache=max(16, SEVERAL * (seen + max(config.chunk, *FEW))), at_once=1, machine=())
+    own = _with_rows(config, SEVERAL * (seen + max(config.chunk, *FEW)))
     timer = _PassTimer(
         with_cache(probe(model, range(len(counted) - many, len(counted)), last=True), own, compute.device),
         seen,
@@ -101,6 +102,11 @@ def _passes(config: PlannedConfig, model: Any, compute: Compute) -> tuple[PassCo
         layers, TokenCurve(sizes, tuple(rest.values())), TokenCurve(FEW, tuple(head)), pair, row
     )
     return passes, timer.cached / many
+
+
+def _with_rows(config: PlannedConfig, rows: int, **more: Any) -> PlannedConfig:
+    """Return options of a stage with so many rows, whatever texts are planned."""
+    return config.replace(cache=max(16, rows), at_once=1, prompt_tokens=1, tokens=2, machine=(), **more)
 
 
 class _PassTimer:
@@ -132,13 +138,13 @@ class _PassTimer:
     def seconds(self, parts: Sequence[int], compute: Compute, at: int | None = None) -> float:
         """Time a pass of so many tokens of each text, without the head."""
         portions = self._portions(parts, self._seen if at is None else at, 0)
-        return median_seconds(lambda: self._pass(portions, last=False), compute)
+        return median_seconds(lambda: self._pass(portions, last=False), compute, REST)
 
     def head_seconds(self, wanted: int, compute: Compute) -> float:
         """Time what the head adds to a pass, tokens picked."""
         portions = self._portions([wanted], self._seen, wanted)
-        both = median_seconds(lambda: self._pass(portions, last=True), compute)
-        return max(0.0, both - median_seconds(lambda: self._pass(portions, last=False), compute))
+        both = median_seconds(lambda: self._pass(portions, last=True), compute, REST)
+        return max(0.0, both - median_seconds(lambda: self._pass(portions, last=False), compute, REST))
 
     def _pass(self, portions: list[Portion], last: bool) -> None:
         self._work.stage.last = last and self._with_head
@@ -152,9 +158,7 @@ class _PassTimer:
 
 def _coding(config: PlannedConfig, model: Any, recipe: str, compute: Compute) -> CodingCosts:
     """Return what messages of a recipe cost: those of tokens, and those of prompts, which are longer."""
-    own = config.replace(
-        recipe=recipe, cache=max(16, config.chunk, PROMPT), at_once=1, prompt_tokens=1, tokens=2
-    )
+    own = _with_rows(config, max(config.chunk, PROMPT), recipe=recipe)
     work = with_cache(probe(model, range(0), last=False), own, compute.device)
     sizes = tuple(sorted({1, min(PROMPT - 1, config.chunk), PROMPT, config.chunk}))
     found = [_coded(work, n, compute) for n in sizes]
