@@ -22,7 +22,7 @@ from thinwire.uses.serving.ring_messages import (
     unpack_pass,
     unpack_picked,
 )
-from thinwire.uses.serving.row_pool import RowAllocator, TextRows, TextSegment
+from thinwire.uses.serving.row_pool import RowAllocator, RowCopy, TextRows, TextSegment
 from thinwire.uses.serving.token_picking import Picking, agreed
 
 ROWS = {1: TextRows(0, 40), 9: TextRows(40, 60)}
@@ -39,7 +39,8 @@ def test_messages_come_out_as_they_went_in() -> None:
     picked = [Picked(1, 8, (5, 6), (4, 3, 2), 900), Picked(9, 20, (1,))]
     assert unpack_picked(pack_picked(picked)) == picked
     picking = Picking(0.7, 0.9, 40, 3)
-    assert Open.unpack(Open.of(4, ROWS[9], picking).pack()).read() == (ROWS[9], picking)
+    opened = Open.unpack(Open.of(4, ROWS[9], picking, RowCopy(7, 30)).pack())
+    assert opened.read() == (ROWS[9], picking) and opened.copy == (7, 30)
 
 
 def test_nonsense_is_refused_and_nothing_else_happens() -> None:

@@ -82,6 +82,9 @@ class LaterStage:
             opened = Open.unpack(data)
             self.rows[opened.request], picking = opened.read()
             self.answers.open(opened.request, picking, opened.read_tail(), opened.tail_at)
+            if opened.copied:
+                self._pass_on()  # before rows are read, or written over
+                self.work.cache.copy(opened.copy, self.rows[opened.request])
         elif kind == RingKind.CLOSE:
             self._close(Close.unpack(data).request)
         else:

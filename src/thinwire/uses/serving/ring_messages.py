@@ -20,7 +20,7 @@ from typing import NamedTuple
 from thinwire.heads import U32, Head, Rest
 from thinwire.types import PayloadError, require
 from thinwire.uses.serving.choosing.draft_tree import DraftTree
-from thinwire.uses.serving.row_pool import TextRows, TextSegment
+from thinwire.uses.serving.row_pool import NO_COPY, RowCopy, TextRows, TextSegment
 from thinwire.uses.serving.token_picking import Picking
 
 NO_DRAFTS = DraftTree()
@@ -39,6 +39,7 @@ class RingKind(IntEnum):
 class Open(Head, kind=RingKind.OPEN):
     """A request begins, in these rows of every cache; ``picking``: JSON.
 
+    Its first ``copied`` tokens are copied from the rows that begin with ``source``.
     ``tail``: bytes of the last tokens of its prompt, u32 each, which stand before it; ``tail_at``: the
     position of the first of them.
     """
@@ -46,18 +47,31 @@ class Open(Head, kind=RingKind.OPEN):
     request: U32
     first: U32
     many: U32
+    source: U32
+    copied: U32
     tail_at: U32
     tail: U32
     rest: Rest
 
     @classmethod
     def of(
-        cls, request: int, rows: TextRows, picking: Picking, tail: Sequence[int] = (), tail_at: int = 0
+        cls,
+        request: int,
+        rows: TextRows,
+        picking: Picking,
+        tail: Sequence[int] = (),
+        tail_at: int = 0,
+        copy: RowCopy = NO_COPY,
     ) -> Open:
         """Return the message for a request."""
         told = struct.pack(f"<{len(tail)}I", *tail)
         rest = told + json.dumps(picking.plain()).encode()
-        return cls(request, rows.first, rows.many, tail_at, len(told), rest)
+        return cls(request, *rows, *copy, tail_at, len(told), rest)
+
+    @property
+    def copy(self) -> RowCopy:
+        """What is copied to its rows."""
+        return RowCopy(self.source, self.copied)
 
     def read(self) -> tuple[TextRows, Picking]:
         """Return its rows, and how its tokens are picked. Errors: ``PayloadError``."""

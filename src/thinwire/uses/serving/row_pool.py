@@ -27,6 +27,16 @@ class TextRows(NamedTuple):
         return self.first + self.many
 
 
+class RowCopy(NamedTuple):
+    """What a request finds done: its first ``many`` tokens are those in the rows from ``first`` on."""
+
+    first: int
+    many: int
+
+
+NO_COPY = RowCopy(0, 0)
+
+
 class RowAllocator:
     """Give rows of ``many`` to requests, each in one piece, by first fit.
 
@@ -62,6 +72,12 @@ class RowAllocator:
     def give_back(self, rows: TextRows) -> None:
         """Let others have what one request had."""
         self._held.remove(rows)
+
+    def shortened(self, rows: TextRows, many: int) -> TextRows:
+        """Return the first ``many`` of a request's rows, which it keeps; the others are free."""
+        found = TextRows(rows.first, many)
+        self._held[self._held.index(rows)] = found
+        return found
 
     @property
     def free(self) -> int:
@@ -161,6 +177,18 @@ class StageCache:
         if self._span is None:
             return kept.index_select(2, self._seen)
         return kept[:, :, self._span.first : self._span.end]
+
+    @torch.inference_mode()  # as what is there was made
+    def copy(self, copied: RowCopy, to: TextRows) -> None:
+        """Copy keys and values of some rows to the first ones of a request. Both may have rows in common.
+
+        Errors: ``PayloadError`` for rows that are not there.
+        """
+        first, n = copied
+        good = 0 <= first <= first + n <= self.many and n <= to.many and 0 <= to.first <= self.many - to.many
+        require(good, PayloadError, f"rows {tuple(to)} copied from {tuple(copied)} of {self.many}")
+        for kept in (*self._keys.values(), *self._values.values()):
+            kept[:, :, to.first : to.first + n] = kept[:, :, first : first + n].clone()
 
     def get_seq_length(self, *_layer: object) -> int:
         """Return 0: positions are always given."""

@@ -21,6 +21,7 @@ from thinwire.uses.serving.choosing.draft_tree import DraftTree, best_tree, dept
 from thinwire.uses.serving.drafting.head_drafts import HeadDrafts
 from thinwire.uses.serving.drafts import Drafter
 from thinwire.uses.serving.later_stage import FAILED, PASSES, PICKS
+from thinwire.uses.serving.prefix_reuse import HeldText, KeptTexts
 from thinwire.uses.serving.ring_messages import (
     NO_DRAFTS,
     STOP,
@@ -32,7 +33,7 @@ from thinwire.uses.serving.ring_messages import (
     unpack_picked,
 )
 from thinwire.uses.serving.ring_times import RingTimes
-from thinwire.uses.serving.row_pool import RowAllocator, TextRows, TextSegment
+from thinwire.uses.serving.row_pool import RowCopy, TextRows, TextSegment
 from thinwire.uses.serving.stage_work import Answers, StageWork
 from thinwire.uses.serving.text_requests import Said, Text, TextRequest
 
@@ -48,7 +49,8 @@ class TextEngine(Closing):
     ``work``: the first stage, and the only one where ``after`` is None; ``after``: to the next stage;
     ``last``: from the last one. ``drafter`` and ``policy`` say which tokens go along before they are known,
     and how many. Where the last stage proposes them, by a ``head``, ``tail`` is how many of a prompt's last
-    tokens it is told. ``chunk``: tokens of a prompt in one pass. ``submit`` may be called by any thread.
+    tokens it is told. ``chunk``: tokens of a prompt in one pass. ``reuse``: copy what a prompt shares with an
+    earlier text, instead of computing it. ``submit`` may be called by any thread.
     At the end of a ``with`` block all stages end.
     """
 
@@ -61,6 +63,7 @@ class TextEngine(Closing):
     policy: FewestSeconds = field(default_factory=FewestSeconds)
     trees: Callable[[Sequence[float], float, float, float], DraftTree] = best_tree
     chunk: int = CHUNK
+    reuse: bool = True
     ended: Callable[[Text], object] = lambda text: None  # hears of each text that had rows, on its own thread
     times: RingTimes = field(default_factory=RingTimes)
 
@@ -68,7 +71,7 @@ class TextEngine(Closing):
         self._events: queue.SimpleQueue[tuple[str, object]] = queue.SimpleQueue()
         self._numbers = itertools.count(1)
         self._answers = Answers(self.work, head=self.head) if self.after is None else None
-        self._rows = RowAllocator(self.work.cache.many)
+        self._rows = KeptTexts(self.work.cache.many, self.reuse)
         self._open = dict[int, Text]()  # they have rows
         self._queued = list[Text]()
         self._ready = list[Text]()  # something of theirs can be sent
@@ -175,24 +178,27 @@ class TextEngine(Closing):
         """Give rows to those that wait, in their order."""
         while self._queued:
             text = self._queued[0]
-            need = len(text.request.prompt) + text.request.most
-            rows = self._rows.take(min(need + (MOST_DRAFTS if self.tail else 0), self._rows.many))
-            if rows is None:
+            prompt = text.request.prompt
+            need = len(prompt) + text.request.most + (MOST_DRAFTS if self.tail else 0)
+            granted = self._rows.take(prompt, min(need, self._rows.many), map(_held, self._open.values()))
+            if granted is None:
                 return
             del self._queued[0]
-            text.rows, text.times.began = rows, time.monotonic()
+            (text.rows, copy), text.times.began = granted, time.monotonic()
+            text.sent = text.reused = copy.many
             self._open[text.number] = text
             self._ready.append(text)
-            self._tell_of(text, rows)
+            self.work.cache.copy(copy, text.rows)
+            self._tell_of(text, text.rows, copy)
 
-    def _tell_of(self, text: Text, rows: TextRows) -> None:
+    def _tell_of(self, text: Text, rows: TextRows, copy: RowCopy) -> None:
         """Tell the other stages of a text, and the one that picks its tokens how."""
         prompt, picking = text.request.prompt, text.request.picking
         at = max(0, len(prompt) - self.tail)
         tail = prompt[at:] if self.tail and text.request.drafts else ()
         if self._answers is not None:
             self._answers.open(text.number, picking, tail, at)
-        self._say(Open.of(text.number, rows, picking, tail, at).pack())
+        self._say(Open.of(text.number, rows, picking, tail, at, copy).pack())
 
     def _take(self, found: Picked) -> None:
         text = self._open.get(found.request)
@@ -231,7 +237,7 @@ class TextEngine(Closing):
         if text in self._ready:
             self._ready.remove(text)
         if text.rows is not None:
-            self._rows.give_back(text.rows)
+            self._rows.leave(_held(text))
         if self._answers is not None:
             self._answers.close(text.number)
         self._say(Close(text.number).pack())
@@ -326,3 +332,10 @@ class TextEngine(Closing):
             text.fail(error)
         self._open.clear()
         self._queued.clear()
+
+
+def _held(text: Text) -> HeldText:
+    """Return what is in a text's rows."""
+    if text.rows is None:
+        raise ThinwireError(f"request {text.number} has no rows")
+    return HeldText(text.rows, text.piece(0, text.sent))

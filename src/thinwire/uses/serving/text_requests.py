@@ -59,6 +59,7 @@ class Text:
     rounds: int = 0  # trips around the ring that gave tokens
     drafted: int = 0
     accepted: int = 0
+    reused: int = 0  # tokens of its prompt that were not computed
     told: Callable[[Said], object] | None = None
     _said: queue.SimpleQueue[Said] = field(default_factory=queue.SimpleQueue)
 

@@ -243,6 +243,7 @@ class Call:
             "prompt_tokens": prompt,
             "completion_tokens": made,
             "total_tokens": prompt + made,
+            "prompt_tokens_details": {"cached_tokens": sum(t.reused for t in self._texts)},
             "completion_tokens_details": about,
         }
 

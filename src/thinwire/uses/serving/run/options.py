@@ -63,6 +63,11 @@ class StagesConfig(RunConfig):
         "model, else phrases.",
         metavar="NAME|FILE|MODEL",
     )
+    reuse: bool = option(
+        True,
+        SERVING,
+        "Copy what a prompt shares with an earlier text that is still in the cache, instead of computing it.",
+    )
     device: str = shared.device(SERVING)
     dtype: str = shared.compute_dtype(SERVING)
 
@@ -159,5 +164,8 @@ class MeasuredConfig(StagesConfig):
     tokens: int = option(32, JOB, "Tokens that each is continued by.", metavar="N", least=2, most=1 << 16)
     temperature: float = option(
         0.8, JOB, "Of the texts that are timed; those that are compared are the likeliest.", least=0, most=100
+    )
+    reuse: bool = option(
+        False, SERVING, "Copy what a prompt shares with an earlier text; each is asked twice here."
     )
     at_once: int = option(1, JOB, "Texts that are timed at the same time.", metavar="N", least=1, most=64)

@@ -24,6 +24,7 @@ class TextMetrics(UnitMetrics):
     rounds: int = about("trips around the stages that gave tokens", 0)
     drafted: int = about("tokens that were proposed", 0)
     accepted: int = about("of them that were right", 0)
+    reused: int = about("tokens of its prompt that were copied from an earlier text", 0)
 
     @property
     def number(self) -> int:

@@ -140,7 +140,7 @@ def _engine(
     own = work.drafts_by(head) if head is not None and last is None else None
     drafter = None if head is not None else drafter_of(config, source)
     tail = 0 if head is None else head.shape.window
-    return TextEngine(work, boxes.get(1), last, drafter, own, tail, chunk=config.chunk)
+    return TextEngine(work, boxes.get(1), last, drafter, own, tail, chunk=config.chunk, reuse=config.reuse)
 
 
 def head_of(config: StagesConfig, source: ModelSource) -> DraftHead | None:

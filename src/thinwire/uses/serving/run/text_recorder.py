@@ -68,7 +68,8 @@ def line_of(number: int, text: Text) -> TextMetrics:
     """Return what a text took."""
     times, made = text.times, len(text.made)
     behind = times.last - times.first
-    figures: dict[str, Any] = {"rounds": text.rounds, "drafted": text.drafted, "accepted": text.accepted}
+    names = "rounds", "drafted", "accepted", "reused"
+    figures: dict[str, Any] = {name: getattr(text, name) for name in names}
     return TextMetrics(
         text=number,
         seconds=times.last - times.came,
