@@ -27,6 +27,7 @@ RUN = 1 << 16  # levels that share odds, about: fewer would not pay for the tabl
 SMALL = 0.3  # deviations of so many steps become nothing but zeros, nearly: such components are left out
 _LENGTH = struct.Struct("<I")
 _PARTS = 3  # of a run: codes, large levels, step
+_MEANS = 2  # rows or columns of a product that are there for the mean
 Data = bytes | memoryview
 
 
@@ -88,7 +89,7 @@ class CacheRows(Spec):
             for x, few in zip(found, _columns(basis, exact), strict=True):
                 x[:, :start], x[:, stop:] = few[:, :start], few[:, start:]
         if stop > start:
-            middle = _columns(basis, self._values(basis, runs, stop - start))
+            middle = _columns(basis, self._values(basis, runs, stop - start, dtype))
             for turn, x, own in zip(turns, found, middle, strict=True):
                 x[:, start:stop] = turn.turned(own.float(), begin + start) if turn.frequencies else own
         return found
@@ -112,39 +113,44 @@ class CacheRows(Spec):
 
     def _levels(self, basis: Basis, turns: Sequence[Rotation], held: Sequence[Tensor], begin: int) -> Tensor:
         """Return components in steps, float32 [rank, tokens], of columns [heads, tokens, width]."""
-        kind, tokens = _kind_of_product(held[0].device), held[0].shape[1]
-        rows = torch.empty(tokens, basis.mean.numel(), dtype=kind)
-        means = _columns(basis, basis.mean[None])
-        for turn, x, out, mean in zip(turns, held, _columns(basis, rows), means, strict=True):
-            plain = turn.turned(x.float(), begin, back=True) if turn.frequencies else x
-            torch.sub(plain, mean, out=out)
-        analysis = basis.analysis[:, : self.rank(basis)].T / self.step
-        return (analysis.to(kind) @ rows.T).float().contiguous()
+        kind, tokens, width = _kind_of_product(held[0].dtype), held[0].shape[1], basis.mean.numel()
+        rows = torch.ones(tokens, width + _MEANS, dtype=kind)
+        for turn, x, out in zip(turns, held, _columns(basis, rows[:, :width]), strict=True):
+            out.copy_(turn.turned(x.float(), begin, back=True) if turn.frequencies else x)
+        analysis = (basis.analysis[:, : self.rank(basis)].T / self.step).to(kind)
+        means = _apart(-(analysis.float() @ basis.mean), kind)  # of what is multiplied, so that none is left
+        return (torch.cat([analysis, means.T], 1) @ rows.T).float()
 
-    def _values(self, basis: Basis, runs: Sequence[Tensor], tokens: int) -> Tensor:
-        """Return the rows [tokens, width] that levels stand for.
-
-        The mean is a component too, whose level is one: rounded, and what rounding left.
-        """
-        kind = _kind_of_product(basis.mean.device)
-        rounded = basis.mean.to(kind)
-        rest = (basis.mean - rounded.float()).to(kind)
-        levels = torch.cat([*(run.to(kind) for run in runs), torch.ones(2, tokens, dtype=kind)])
-        synthesis = (basis.synthesis[: len(levels) - 2] * self.step).to(kind)
-        return levels.T @ torch.cat([synthesis, rounded[None], rest[None]])
+    def _values(self, basis: Basis, runs: Sequence[Tensor], tokens: int, dtype: torch.dtype) -> Tensor:
+        """Return the rows [tokens, width] that levels stand for. The mean is a component, of level one."""
+        kind, rank = _kind_of_product(dtype), sum(map(len, runs))
+        levels = torch.ones(rank + _MEANS, tokens, dtype=kind)
+        for run, to in zip(runs, levels[:rank].split([len(run) for run in runs]), strict=True):
+            to.copy_(run)
+        synthesis = (basis.synthesis[:rank] * self.step).to(kind)
+        return levels.T @ torch.cat([synthesis, _apart(basis.mean, kind)])
 
     def _run(self, cursor: ByteCursor, components: int, tokens: int) -> Tensor:
         parts = tuple(_next(cursor) for _ in range(_PARTS))
         return self._code.decode(Payload(TensorSpec((components, tokens)), parts))
 
 
-def _kind_of_product(device: torch.device) -> torch.dtype:
-    """Return the dtype in which matrices are multiplied: bfloat16 where the processor has tiles of it.
+def _kind_of_product(dtype: torch.dtype) -> torch.dtype:
+    """Return the dtype in which matrices are multiplied for a cache of ``dtype``, which is on the CPU.
 
-    A cache of bfloat16 is no finer, and the levels are whole numbers.
+    A cache of bfloat16 is no finer, and the levels are whole numbers; the sums are float32 in any case.
     """
-    tiles = getattr(torch.cpu, "_is_amx_tile_supported", lambda: False)
-    return torch.bfloat16 if device.type != "cpu" or tiles() else torch.float32
+    asked = (
+        getattr(torch.cpu, name, None) for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
+    )
+    quick = any(has() for has in asked if has is not None)
+    return torch.bfloat16 if dtype == torch.bfloat16 and quick else torch.float32
+
+
+def _apart(means: Tensor, kind: torch.dtype) -> Tensor:
+    """Return means [n] as ``_MEANS`` rows, which sum to them: rounded, and what rounding left."""
+    rounded = means.to(kind)
+    return torch.stack([rounded, (means - rounded.float()).to(kind)])
 
 
 def _sizes(rank: int, run: int) -> list[int]:

@@ -125,6 +125,15 @@ class Components:
         Each component takes what ``laplacian_bits`` says of its deviation, in steps [derived].
         """
         require(0.05 <= bits <= 12, InputError, f"bits={bits} is not in 0.05..12")
+        if bits not in self._steps:
+            self._steps[bits] = self._step(bits)
+        return self._steps[bits]
+
+    @cached_property
+    def _steps(self) -> dict[float, float]:
+        return {}
+
+    def _step(self, bits: float) -> float:
         deviations = torch.cat([b.deviations for b in self.bases]).double()
         low, high = math.log(_SMALLEST), math.log(float(deviations.max()) * 64 + _SMALLEST)
         for _ in range(60):
