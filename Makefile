@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 export HF_HUB_DISABLE_TELEMETRY := 1
 unexport PYTHONDONTWRITEBYTECODE # the tests start many programs, each of which would compile all it imports
 
-.PHONY: help demo test test-long test-hosts test-flower check bench bench-stores bench-quality bench-links bench-throughput bench-plan bench-overlap bench-deltas bench-pushed bench-unbiased bench-emulator bench-state bench-sync-hosts bench-movers bench-student bench-finetuning bench-replicas bench-rates bench-fewest bench-coder bench-swarm-churn bench-swarm-scale bench-safe-rates bench-replica-times bench-diffusion bench-federated bench-federated-claims bench-supernet bench-papers bench-models bench-model-versions bench-caches bench-plan-serving bench-serving bench-scenes bench-experts bench-garment-distance train-flux-fashion train-flux-fashion-moe train-classifier pages docs setup setup-flower setup-llama clean
+.PHONY: help demo test test-long test-hosts test-flower check bench bench-stores bench-quality bench-links bench-throughput bench-plan bench-overlap bench-deltas bench-pushed bench-unbiased bench-emulator bench-state bench-sync-hosts bench-movers bench-student bench-finetuning bench-replicas bench-rates bench-fewest bench-coder bench-swarm-churn bench-swarm-scale bench-safe-rates bench-replica-times bench-diffusion bench-federated bench-federated-claims bench-supernet bench-papers bench-models bench-model-versions bench-caches bench-loading bench-plan-serving bench-serving bench-scenes bench-experts bench-garment-distance train-flux-fashion train-flux-fashion-moe train-classifier pages docs setup setup-flower setup-llama clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -157,6 +157,9 @@ bench-caches: setup  ## Packed caches: bytes, what is lost, seconds (a quarter o
 
 bench-serving: setup  ## Language models over slow links, in every way (forty minutes; goes on where it stopped; needs THINWIRE_DATA, root)
 	$(BIN)/python -m bench.serving.served_study
+
+bench-loading: setup  ## Prefixes loaded over slow links beside computing them, and the policy's word (ten minutes; goes on where it stopped; needs THINWIRE_DATA, root)
+	$(BIN)/python -m bench.serving.loading
 
 train-flux-fashion: setup  ## The weights of flux-fashion (an hour; goes on where it stopped; needs THINWIRE_DATA)
 	$(BIN)/python -m bench.pictures.flux_fashion
