@@ -1,13 +1,13 @@
 """Prefixes loaded over slow links beside computing them, and the policy's word: ``make bench-loading``.
 
 SmolLM2-135M in bfloat16, prefixes of WikiText-2's test text packed at 1 bit. They lie behind a web server at
-the far side of an emulated link; who needs one reads it while it unpacks, and its model makes the first token.
-The policy (``kv.load_or_recompute``) is told what was measured before: the link by a file of half a megabyte
-and by how long a connection takes, the speed of unpacking by a prefix of another length, and that of the model
-by two others. Its word is right where it names the way that was sooner.
+the far side of an emulated link; who needs one reads it while it unpacks, and its model makes the first
+token. The policy (``kv.load_or_recompute``) is told what was measured before: the link by a file of half a
+megabyte and by how long a connection takes, the speed of unpacking by a prefix of another length, and that of
+the model by two others. Its word is right where it names the way that was sooner.
 
-``python -m bench.serving.loading [LINK]``. Needs THINWIRE_DATA, and what emulated links need. Seconds are those
-of a clock: nothing else should run.
+``python -m bench.serving.loading [LINK]``. Needs THINWIRE_DATA, and what emulated links need. Seconds are
+those of a clock: nothing else should run.
 """
 
 from __future__ import annotations
