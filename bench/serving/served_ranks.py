@@ -88,7 +88,7 @@ class Turns:
             shaping_control.rewind()  # a trace's fades meet all ways
         if way.stages == 1:
             if self._whole is not None:
-                with TextEngine(self._whole, chunk=config.chunk) as engine:
+                with TextEngine(self._whole, chunk=config.chunk, reuse=config.reuse) as engine:
                     self._found[way.name].append(measure(engine, lambda: 0))
             return
         own = config.replace(recipe=way.recipe, drafts=config.drafts if way.drafts else "none")

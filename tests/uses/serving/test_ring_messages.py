@@ -39,7 +39,7 @@ def test_messages_come_out_as_they_went_in() -> None:
     picked = [Picked(1, 8, (5, 6), (4, 3, 2), 900), Picked(9, 20, (1,))]
     assert unpack_picked(pack_picked(picked)) == picked
     picking = Picking(0.7, 0.9, 40, 3)
-    opened = Open.unpack(Open.of(4, ROWS[9], picking, RowCopy(7, 30)).pack())
+    opened = Open.unpack(Open.of(4, ROWS[9], picking, copy=RowCopy(7, 30)).pack())
     assert opened.read() == (ROWS[9], picking) and opened.copy == (7, 30)
 
 
