@@ -26,8 +26,8 @@ MODULES = (
     "swarms.churn", "swarms.scale", "serving.tables", "serving.served_tables",
     "following.tables", "following.hosts.sync_hosts_tables", "pictures.tables", "federated.methods",
     "federated.decided_tables", "scenes.tables", "scenes.refined",
-    "models.packed", "models.versions", "models.supernet", "serving.caches", "serving.loading", "serving.plan_check",
-    "gpu.tables", "study.record", "papers.page",
+    "models.packed", "models.versions", "models.supernet", "serving.caches", "serving.plan_check",
+    "serving.loading", "gpu.tables", "study.record", "papers.page",
 )  # fmt: skip
 
 
