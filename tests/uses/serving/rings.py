@@ -21,6 +21,7 @@ from thinwire.uses.serving.drafting.head_drafts import HeadDrafts
 from thinwire.uses.serving.later_stage import LaterStage
 from thinwire.uses.serving.row_pool import StageCache
 from thinwire.uses.serving.stage_work import StageWork
+from thinwire.uses.serving.stored_blocks import StoredBlocks
 from thinwire.uses.serving.text_engine import TextEngine
 
 CPU = torch.device("cpu")
@@ -51,9 +52,11 @@ def ring(
     made: Sequence[StageWork],
     links: dict[str, Any] | None = None,
     later_head: HeadDrafts | None = None,
+    stored: Sequence[StoredBlocks] = (),
     **engine: Any,
 ) -> Iterator[TextEngine]:
     """Run stages, the later ones on threads, and yield the first one's engine; the last one has a head."""
+    engine["stored"] = stored[0] if stored else None
     if len(made) == 1:
         with TextEngine(made[0], **engine) as only:
             yield only
@@ -66,6 +69,8 @@ def ring(
             for k in range(1, last + 1)
         ]
         later[-1].answers.head = later_head
+        for stage, blocks in zip(later, stored[1:], strict=bool(stored)):
+            stage.stored = blocks
         threads = [threading.Thread(target=_run, args=(stage,), daemon=True) for stage in later]
         for thread in threads:
             thread.start()

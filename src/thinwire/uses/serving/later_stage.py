@@ -13,14 +13,18 @@ from thinwire.uses.serving.ring_messages import (
     Open,
     Portion,
     RingKind,
+    Save,
+    Seek,
+    Sought,
     pack_pass,
     pack_picked,
     unpack_pass,
 )
 from thinwire.uses.serving.row_pool import TextRows
 from thinwire.uses.serving.stage_work import Answers, StageWork
+from thinwire.uses.serving.stored_blocks import StoredBlocks
 
-PASSES, PICKS, FAILED = b"P", b"T", b"F"  # tags
+PASSES, PICKS, FAILED, FOUND = b"P", b"T", b"F", b"B"  # tags
 TICK = 1.0  # seconds
 MOST = 512  # tokens that are put together in one pass
 
@@ -39,6 +43,7 @@ class LaterStage:
     after: Mailbox | None = None
     working: Callable[[], object] = lambda: None
     head: HeadDrafts | None = None  # of the last one
+    stored: StoredBlocks | None = None
     rows: dict[int, TextRows] = field(default_factory=dict)
     _waiting: list[Portion] = field(default_factory=list)
 
@@ -79,12 +84,11 @@ class LaterStage:
             self._waiting += unpack_pass(data, self.rows, self.work.cache.many)
             return True
         if kind == RingKind.OPEN:
-            opened = Open.unpack(data)
-            self.rows[opened.request], picking = opened.read()
-            self.answers.open(opened.request, picking, opened.read_tail(), opened.tail_at)
-            if opened.copied:
-                self._pass_on()  # before rows are read, or written over
-                self.work.cache.copy(opened.copy, self.rows[opened.request])
+            self._open(Open.unpack(data))
+        elif kind == RingKind.SEEK:
+            return self._seek(Seek.unpack(data))
+        elif kind == RingKind.SAVE:
+            self._save(Save.unpack(data))
         elif kind == RingKind.CLOSE:
             self._close(Close.unpack(data).request)
         else:
@@ -95,11 +99,39 @@ class LaterStage:
             self.after.send(PASSES, data)
         return kind != RingKind.STOP
 
+    def _open(self, opened: Open) -> None:
+        rows, picking = opened.read()
+        self.rows[opened.request] = rows
+        self.answers.open(opened.request, picking, opened.read_tail(), opened.tail_at)
+        if opened.copied:
+            self._pass_on()  # before rows are read, or written over
+            self.work.cache.copy(opened.copy, rows)
+        if self.stored is not None:
+            self.stored.place(opened.request, opened.stored, self.work.cache, rows)
+
+    def _seek(self, asked: Seek) -> bool:
+        """Read stored blocks, and pass on the names of those that were found."""
+        names = asked.split()
+        found = self.stored.seek(asked.request, names) if self.stored is not None else 0
+        if self.after is None:
+            self.first.send(FOUND, Sought(asked.request, found).pack())
+        else:
+            self.after.send(PASSES, Seek(asked.request, b"".join(names[:found])).pack())
+        return True
+
+    def _save(self, asked: Save) -> None:
+        self._pass_on()  # or they are not computed
+        rows = self.rows.get(asked.request)
+        if self.stored is not None and rows is not None:
+            self.stored.save(asked.split(), asked.first, self.work.cache, rows)
+
     def _close(self, request: int) -> None:
         if any(p.segment.request == request for p in self._waiting):
             self._pass_on()  # before somebody else gets its rows
         self.rows.pop(request, None)
         self.answers.close(request)
+        if self.stored is not None:
+            self.stored.forget(request)
 
     def _pass_on(self) -> None:
         portions, self._waiting = self._waiting, []

@@ -66,6 +66,10 @@ class KeptTexts:
             self._rows.give_back(self._left.pop(0).rows)
         return Granted(rows, self._copied(prompt, held))
 
+    def known(self, prompt: Sequence[int], running: Iterable[HeldText] = ()) -> int:
+        """Return how many tokens of a prompt are in rows now."""
+        return self._copied(prompt, [*self._left, *running]).many
+
     def _copied(self, prompt: Sequence[int], held: Sequence[HeldText]) -> RowCopy:
         """Return where most of a prompt is already: what was given away just now is still there."""
         own = np.asarray(prompt, np.int64)[:-1]

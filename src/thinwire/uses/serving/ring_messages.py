@@ -21,6 +21,7 @@ from thinwire.heads import U32, Head, Rest
 from thinwire.types import PayloadError, require
 from thinwire.uses.serving.choosing.draft_tree import DraftTree
 from thinwire.uses.serving.row_pool import NO_COPY, RowCopy, TextRows, TextSegment
+from thinwire.uses.serving.stored_blocks import HASH
 from thinwire.uses.serving.token_picking import Picking
 
 NO_DRAFTS = DraftTree()
@@ -33,13 +34,14 @@ PICKED = struct.Struct("<IIHHI")
 class RingKind(IntEnum):
     """What a message to the next stage says."""
 
-    OPEN, PASS, CLOSE, STOP = 1, 2, 3, 4
+    OPEN, PASS, CLOSE, STOP, SEEK, SAVE = 1, 2, 3, 4, 5, 6
 
 
 class Open(Head, kind=RingKind.OPEN):
     """A request begins, in these rows of every cache; ``picking``: JSON.
 
-    Its first ``copied`` tokens are copied from the rows that begin with ``source``.
+    Its first ``copied`` tokens are copied from the rows that begin with ``source``, or those of its first
+    ``stored`` blocks are put there that ``Seek`` asked for.
     ``tail``: bytes of the last tokens of its prompt, u32 each, which stand before it; ``tail_at``: the
     position of the first of them.
     """
@@ -49,6 +51,7 @@ class Open(Head, kind=RingKind.OPEN):
     many: U32
     source: U32
     copied: U32
+    stored: U32
     tail_at: U32
     tail: U32
     rest: Rest
@@ -62,11 +65,12 @@ class Open(Head, kind=RingKind.OPEN):
         tail: Sequence[int] = (),
         tail_at: int = 0,
         copy: RowCopy = NO_COPY,
+        stored: int = 0,
     ) -> Open:
         """Return the message for a request."""
         told = struct.pack(f"<{len(tail)}I", *tail)
         rest = told + json.dumps(picking.plain()).encode()
-        return cls(request, *rows, *copy, tail_at, len(told), rest)
+        return cls(request, *rows, *copy, stored, tail_at, len(told), rest)
 
     @property
     def copy(self) -> RowCopy:
@@ -88,6 +92,41 @@ class Open(Head, kind=RingKind.OPEN):
         require(good, PayloadError, f"{self.tail} bytes of tokens in {len(self.rest)}")
         found: tuple[int, ...] = struct.unpack_from(f"<{self.tail // 4}I", self.rest)
         return found
+
+
+class Seek(Head, kind=RingKind.SEEK):
+    """A request will come: a stage reads its stored blocks of these names, and passes on those it found."""
+
+    request: U32
+    names: Rest
+
+    def split(self) -> list[bytes]:
+        """Return the names."""
+        return _split(self.names)
+
+
+class Save(Head, kind=RingKind.SAVE):
+    """All tokens of these blocks, from number ``first`` of a request on, have gone by: they can be stored."""
+
+    request: U32
+    first: U32
+    names: Rest
+
+    def split(self) -> list[bytes]:
+        """Return the names."""
+        return _split(self.names)
+
+
+class Sought(Head):
+    """So many blocks of a request are stored at all stages: what the last one says to the first."""
+
+    request: U32
+    blocks: U32
+
+
+def _split(names: bytes | memoryview) -> list[bytes]:
+    require(len(names) % HASH == 0, PayloadError, f"names of blocks in {len(names)} bytes")
+    return [bytes(names[i : i + HASH]) for i in range(0, len(names), HASH)]
 
 
 class Close(Head, kind=RingKind.CLOSE):

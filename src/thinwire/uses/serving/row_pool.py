@@ -190,6 +190,31 @@ class StageCache:
         for kept in (*self._keys.values(), *self._values.values()):
             kept[:, :, to.first : to.first + n] = kept[:, :, first : first + n].clone()
 
+    def rows(self, at: TextRows) -> dict[str, Tensor]:
+        """Return copies on the CPU of keys and values [heads, many, width] in some rows, by kind and layer."""
+        return {
+            f"{kind}.{layer}": kept[0, :, at.first : at.end].to("cpu", copy=True).contiguous()
+            for kind, of_all in (("keys", self._keys), ("values", self._values))
+            for layer, kept in of_all.items()
+        }
+
+    @torch.inference_mode()
+    def put_rows(self, held: dict[str, Tensor], at: TextRows) -> None:
+        """Put what ``rows`` returned into some rows. Errors: ``PayloadError`` where it does not fit."""
+        for name, x in held.items():
+            kind, _, layer = name.partition(".")
+            of_all = {"keys": self._keys, "values": self._values}.get(kind)
+            good = of_all is not None and layer.isdecimal() and x.dim() == 3 and x.shape[1] == at.many
+            require(good and at.end <= self.many, PayloadError, f"stored rows {name} of {tuple(x.shape)}")
+            if of_all is None:
+                return
+            if int(layer) not in of_all:
+                of_all[int(layer)] = x.new_zeros(1, x.shape[0], self.many, x.shape[2], device=self._device)
+            kept = of_all[int(layer)]
+            fits = kept.dtype == x.dtype and (kept.shape[1], kept.shape[3]) == (x.shape[0], x.shape[2])
+            require(fits, PayloadError, f"stored rows {name} of {x.dtype} and {tuple(x.shape)}")
+            kept[0, :, at.first : at.end] = x.to(self._device)
+
     def get_seq_length(self, *_layer: object) -> int:
         """Return 0: positions are always given."""
         return 0

@@ -20,7 +20,7 @@ from thinwire.uses.serving.choosing.draft_tree import MOST as MOST_DRAFTS
 from thinwire.uses.serving.choosing.draft_tree import DraftTree, best_tree, depths
 from thinwire.uses.serving.drafting.head_drafts import HeadDrafts
 from thinwire.uses.serving.drafts import Drafter
-from thinwire.uses.serving.later_stage import FAILED, PASSES, PICKS
+from thinwire.uses.serving.later_stage import FAILED, FOUND, PASSES, PICKS
 from thinwire.uses.serving.prefix_reuse import HeldText, KeptTexts
 from thinwire.uses.serving.ring_messages import (
     NO_DRAFTS,
@@ -29,12 +29,16 @@ from thinwire.uses.serving.ring_messages import (
     Open,
     Picked,
     Portion,
+    Save,
+    Seek,
+    Sought,
     pack_pass,
     unpack_picked,
 )
 from thinwire.uses.serving.ring_times import RingTimes
-from thinwire.uses.serving.row_pool import RowCopy, TextRows, TextSegment
+from thinwire.uses.serving.row_pool import NO_COPY, RowCopy, TextRows, TextSegment
 from thinwire.uses.serving.stage_work import Answers, StageWork
+from thinwire.uses.serving.stored_blocks import BLOCK, StoredBlocks, chain
 from thinwire.uses.serving.text_requests import Said, Text, TextRequest
 
 CHUNK = 128  # tokens of a prompt that pass the stages together
@@ -50,7 +54,8 @@ class TextEngine(Closing):
     ``last``: from the last one. ``drafter`` and ``policy`` say which tokens go along before they are known,
     and how many. Where the last stage proposes them, by a ``head``, ``tail`` is how many of a prompt's last
     tokens it is told. ``chunk``: tokens of a prompt in one pass. ``reuse``: copy what a prompt shares with an
-    earlier text, instead of computing it. ``submit`` may be called by any thread.
+    earlier text, instead of computing it. ``stored``: what it has of prompts on disk. ``submit`` may be
+    called by any thread.
     At the end of a ``with`` block all stages end.
     """
 
@@ -64,6 +69,7 @@ class TextEngine(Closing):
     trees: Callable[[Sequence[float], float, float, float], DraftTree] = best_tree
     chunk: int = CHUNK
     reuse: bool = True
+    stored: StoredBlocks | None = None
     ended: Callable[[Text], object] = lambda text: None  # hears of each text that had rows, on its own thread
     times: RingTimes = field(default_factory=RingTimes)
 
@@ -74,10 +80,12 @@ class TextEngine(Closing):
         self._rows = KeptTexts(self.work.cache.many, self.reuse)
         self._open = dict[int, Text]()  # they have rows
         self._queued = list[Text]()
+        self._seeking = dict[int, Text]()  # the stages are asked for their stored blocks
         self._ready = list[Text]()  # something of theirs can be sent
         self._error: ThinwireError | None = None
         if self.last is not None:
             self.last.on(PICKS, lambda _, body: self._events.put(("picked", body)))
+            self.last.on(FOUND, lambda _, body: self._events.put(("found", body)))
             self.last.on(FAILED, lambda _, body: self._events.put(("failed", body)))
         self._thread = threading.Thread(target=self._run, name="text engine", daemon=True)
         self._thread.start()
@@ -111,7 +119,7 @@ class TextEngine(Closing):
     @property
     def waiting(self) -> int:
         """Requests that wait for rows."""
-        return len(self._queued)
+        return len(self._queued) + len(self._seeking)
 
     @property
     def running(self) -> int:
@@ -160,7 +168,12 @@ class TextEngine(Closing):
     def _hear(self, what: str, value: object) -> None:
         if isinstance(value, Text):
             if what == "new":
-                self._queued.append(value)
+                self._seek(value)
+            elif self._seeking.pop(value.number, None) is not None and self.stored is not None:
+                value.cancel()
+                self.stored.forget(value.number)
+                self._say(Close(value.number).pack())
+                value.say([])
             elif value in self._queued or value.number in self._open:
                 value.cancel()
                 if value.number in self._open:
@@ -171,8 +184,30 @@ class TextEngine(Closing):
         elif isinstance(value, bytes):
             if what == "failed":
                 raise ThinwireError(value.decode(errors="replace"))
+            if what == "found":
+                self._sought(Sought.unpack(value))
+                return
             for one in unpack_picked(value):
                 self._take(one)
+
+    def _seek(self, text: Text) -> None:
+        """Find out how many blocks of a prompt all stages have stored, where that is more than rows have."""
+        prompt, found = text.request.prompt, 0
+        names = chain(prompt[:-1]) if self.stored is not None else []  # the last token is computed anyhow
+        known = self._rows.known(prompt, map(_held, self._open.values())) if names else 0
+        if self.stored is not None and len(names) * BLOCK > known:
+            found = self.stored.seek(text.number, names)
+        self._seeking[text.number] = text
+        if self.after is None or found * BLOCK <= known:
+            self._sought(Sought(text.number, found if self.after is None else 0))
+        else:
+            self._say(Seek(text.number, b"".join(names[:found])).pack())
+
+    def _sought(self, found: Sought) -> None:
+        text = self._seeking.pop(found.request, None)
+        if text is not None:  # else it was cancelled
+            text.stored = found.blocks
+            self._queued.append(text)
 
     def _begin(self) -> None:
         """Give rows to those that wait, in their order."""
@@ -185,20 +220,24 @@ class TextEngine(Closing):
                 return
             del self._queued[0]
             (text.rows, copy), text.times.began = granted, time.monotonic()
-            text.sent = text.reused = copy.many
+            stored = text.stored if text.stored * BLOCK > copy.many else 0
+            copy = NO_COPY if stored else copy
+            text.sent = text.reused = max(copy.many, stored * BLOCK)
             self._open[text.number] = text
             self._ready.append(text)
             self.work.cache.copy(copy, text.rows)
-            self._tell_of(text, text.rows, copy)
+            if self.stored is not None:
+                self.stored.place(text.number, stored, self.work.cache, text.rows)
+            self._tell_of(text, text.rows, copy, stored)
 
-    def _tell_of(self, text: Text, rows: TextRows, copy: RowCopy) -> None:
+    def _tell_of(self, text: Text, rows: TextRows, copy: RowCopy, stored: int) -> None:
         """Tell the other stages of a text, and the one that picks its tokens how."""
         prompt, picking = text.request.prompt, text.request.picking
         at = max(0, len(prompt) - self.tail)
         tail = prompt[at:] if self.tail and text.request.drafts else ()
         if self._answers is not None:
             self._answers.open(text.number, picking, tail, at)
-        self._say(Open.of(text.number, rows, picking, tail, at, copy).pack())
+        self._say(Open.of(text.number, rows, picking, tail, at, copy, stored).pack())
 
     def _take(self, found: Picked) -> None:
         text = self._open.get(found.request)
@@ -258,7 +297,21 @@ class TextEngine(Closing):
             if text.sent < prompt:
                 left.append(text)
         self._ready = left
+        whole = [self._open[p.segment.request] for p in portions if p.wanted == 1 and not p.drafted]
         self._pass(portions, torch.tensor([tokens]))
+        for text in whole if self.stored is not None else ():
+            self._save(text)
+
+    def _save(self, text: Text) -> None:
+        """Have the blocks of a prompt stored, once all of it has gone by for the first time."""
+        prompt, rows = text.request.prompt, text.rows
+        if self.stored is None or rows is None or text.saved:
+            return
+        text.saved, first = True, text.stored
+        names = chain(prompt)[first:]
+        if names:
+            self.stored.save(names, first, self.work.cache, rows)
+            self._say(Save(text.number, first, b"".join(names)).pack())
 
     def _prompt(self, text: Text, many: int, portions: list[Portion], tokens: list[int]) -> None:
         """Add the next tokens of a prompt; behind the last of them, the first new one is wanted."""
@@ -328,10 +381,11 @@ class TextEngine(Closing):
                     self._queued.append(value)
                 continue
             break
-        for text in [*self._open.values(), *self._queued]:
+        for text in [*self._open.values(), *self._queued, *self._seeking.values()]:
             text.fail(error)
         self._open.clear()
         self._queued.clear()
+        self._seeking.clear()
 
 
 def _held(text: Text) -> HeldText:

@@ -65,6 +65,8 @@ class Text:
 
     # What the first stage knows of it, and nobody else touches.
     rows: TextRows | None = None
+    stored: int = 0  # blocks of its prompt that all stages have found on disk
+    saved: bool = False  # whether the others were given to be stored
     sent: int = 0  # tokens whose keys and values are on their way or there
     asked: float = 0.0  # when the tokens that are awaited were asked for
     sent_drafts: tuple[int, ...] = ()  # in that

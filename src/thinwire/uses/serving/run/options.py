@@ -68,6 +68,13 @@ class StagesConfig(RunConfig):
         SERVING,
         "Copy what a prompt shares with an earlier text that is still in the cache, instead of computing it.",
     )
+    prefixes: str | None = option(
+        None,
+        SERVING,
+        "Folder in which each stage stores its keys and values of prompts, to load them after a restart.",
+        metavar="DIR",
+        free=True,
+    )
     device: str = shared.device(SERVING)
     dtype: str = shared.compute_dtype(SERVING)
 

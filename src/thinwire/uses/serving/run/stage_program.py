@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
+from contextlib import closing, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -33,6 +34,7 @@ from thinwire.uses.serving.run.drafts.head_file import is_head, load_head
 from thinwire.uses.serving.run.options import AUTO, NONE, PHRASES, StagesConfig
 from thinwire.uses.serving.run.serving_trial import check_serving
 from thinwire.uses.serving.stage_work import StageWork
+from thinwire.uses.serving.stored_blocks import StoredBlocks
 from thinwire.uses.serving.text_engine import TextEngine
 
 HEADS = Path(drafts.__file__).parent  # heads that come with a model of their name
@@ -86,12 +88,22 @@ def run_ring(
     first: Callable[[FirstStage], None],
 ) -> None:
     """Work in the ring until the first stage's ``first`` has returned; another ring may follow."""
-    head = head_of(config, source)
-    if world.rank:
-        _later(work, world, head).run()
-        return
-    with _engine(config, source, work, world, head) as engine:
-        first(FirstStage(config, engine, source, ends_of(source), world))
+    head, stored = head_of(config, source), stored_by(config, source, work, world.rank)
+    with closing(stored) if stored is not None else nullcontext():
+        if world.rank:
+            _later(work, world, head, stored).run()
+            return
+        with _engine(config, source, work, world, head, stored) as engine:
+            first(FirstStage(config, engine, source, ends_of(source), world))
+
+
+def stored_by(config: StagesConfig, source: ModelSource, work: StageWork, index: int) -> StoredBlocks | None:
+    """Return what a stage has stored of prompts, if it is to. Errors: ``InputError`` for no such folder."""
+    if config.prefixes is None:
+        return None
+    cut = cut_layers(counted_costs(source.config), config.stages, config.cut)[index]
+    made = source.digest, config.init, config.seed, config.recipe, cut, work.dtype
+    return StoredBlocks(config.prefixes, str(made))
 
 
 def work_of(config: StagesConfig, source: ModelSource, index: int, device: torch.device) -> StageWork:
@@ -125,22 +137,28 @@ def loaded(source: ModelSource, cut: list[range], index: int, seed: int = 0) -> 
     return stage
 
 
-def _later(work: StageWork, world: World, head: DraftHead | None) -> LaterStage:
+def _later(work: StageWork, world: World, head: DraftHead | None, stored: StoredBlocks | None) -> LaterStage:
     boxes = {rank: peer.mailbox for rank, peer in world.peers.items()}
     after = boxes.get(world.rank + 1)
     drafts = None if after is not None or head is None else work.drafts_by(head)
-    return LaterStage(world.rank, work, boxes[world.rank - 1], boxes[0], after, head=drafts)
+    return LaterStage(world.rank, work, boxes[world.rank - 1], boxes[0], after, head=drafts, stored=stored)
 
 
 def _engine(
-    config: StagesConfig, source: ModelSource, work: StageWork, world: World, head: DraftHead | None
+    config: StagesConfig,
+    source: ModelSource,
+    work: StageWork,
+    world: World,
+    head: DraftHead | None,
+    stored: StoredBlocks | None,
 ) -> TextEngine:
     boxes = {rank: peer.mailbox for rank, peer in world.peers.items()}
     last = boxes.get(world.size - 1) if world.size > 1 else None
     own = work.drafts_by(head) if head is not None and last is None else None
     drafter = None if head is not None else drafter_of(config, source)
     tail = 0 if head is None else head.shape.window
-    return TextEngine(work, boxes.get(1), last, drafter, own, tail, chunk=config.chunk, reuse=config.reuse)
+    ring = work, boxes.get(1), last, drafter, own, tail
+    return TextEngine(*ring, chunk=config.chunk, reuse=config.reuse, stored=stored)
 
 
 def head_of(config: StagesConfig, source: ModelSource) -> DraftHead | None:
