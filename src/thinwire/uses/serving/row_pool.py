@@ -191,7 +191,7 @@ class StageCache:
             kept[:, :, to.first : to.first + n] = kept[:, :, first : first + n].clone()
 
     def rows(self, at: TextRows) -> dict[str, Tensor]:
-        """Return copies on the CPU of keys and values [heads, many, width] in some rows, by kind and layer."""
+        """Return copies on the CPU of keys and values [heads, many, width] in rows, by kind and layer."""
         return {
             f"{kind}.{layer}": kept[0, :, at.first : at.end].to("cpu", copy=True).contiguous()
             for kind, of_all in (("keys", self._keys), ("values", self._values))
