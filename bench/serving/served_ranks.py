@@ -29,6 +29,7 @@ from thinwire.uses.serving.run.measured_program import WARM, prompts_of
 from thinwire.uses.serving.run.options import MeasuredConfig
 from thinwire.uses.serving.run.serving_demo import WAYS, ServingWay
 from thinwire.uses.serving.run.stage_program import FirstStage, prepared, run_ring, work_of
+from thinwire.uses.serving.run.stage_ring import StageRing
 from thinwire.uses.serving.run.text_recorder import line_of
 from thinwire.uses.serving.stage_work import StageSeconds, StageWork
 from thinwire.uses.serving.text_engine import TextEngine
@@ -93,10 +94,12 @@ class Turns:
             return
         own = config.replace(recipe=way.recipe, drafts=config.drafts if way.drafts else "none")
 
+        ring = StageRing(own, world, self._source.digest)
+
         def first(stage: FirstStage) -> None:
             self._found[way.name].append(measure(stage.engine, stage.sent))
 
-        run_ring(own, self._source, _with_recipe(self._stage, way.recipe), world, first)
+        run_ring(own, self._source, _with_recipe(self._stage, way.recipe), ring, first)
 
     def _text(self, k: int, engine: TextEngine, sent: Callable[[], int]) -> dict[str, Any]:
         """Return what a prompt took that is continued by drawn tokens, and what its likeliest ones are."""

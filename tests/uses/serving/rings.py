@@ -71,7 +71,7 @@ def ring(
         later[-1].answers.head = later_head
         for stage, blocks in zip(later, stored[1:], strict=bool(stored)):
             stage.stored = blocks
-        threads = [threading.Thread(target=_run, args=(stage,), daemon=True) for stage in later]
+        threads = [threading.Thread(target=run_stage, args=(stage,), daemon=True) for stage in later]
         for thread in threads:
             thread.start()
         with TextEngine(made[0], boxes[0][1], boxes[0][last], **engine) as first:
@@ -81,7 +81,8 @@ def ring(
             assert not thread.is_alive()
 
 
-def _run(stage: LaterStage) -> None:
+def run_stage(stage: LaterStage) -> None:
+    """Run a stage whose end the first one is told of."""
     with suppress(ThinwireError):  # the first stage is told
         stage.run()
 

@@ -9,12 +9,15 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import pytest
 import tiny_models
+from waiting import until
 
+from thinwire.links.sockets import make_room
+from thinwire.types import InputError
 from thinwire.uses.serving.run.asked_texts import AskedReader
 from thinwire.uses.serving.run.text_pieces import TextPieces
 
@@ -22,7 +25,7 @@ from .rings import greedy, random_model, ring, works
 
 transformers = pytest.importorskip("transformers")
 pytest.importorskip("starlette")
-uvicorn = pytest.importorskip("uvicorn")
+pytest.importorskip("uvicorn")
 ROOM, KEY = 60, "a-key-of-this-test"
 FORM = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"
 
@@ -51,14 +54,21 @@ class Endpoint:
         return str(self.tokenizer.decode(said, skip_special_tokens=True))
 
 
+def post(body: bytes) -> bytes:
+    """Return a call of completions as it is on the wire."""
+    head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
+    return f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body
+
+
 @contextmanager
-def running(model: Any, tokenizer: Any) -> Iterator[Endpoint]:
+def running(model: Any, tokenizer: Any, most: int = 1000) -> Iterator[Endpoint]:
     from thinwire.uses.serving.run.chat_api import Served, application
+    from thinwire.uses.serving.run.endpoint.open_connections import http_server
 
     with ring(works(model, 2, rows=4 * ROOM)) as engine, socket.create_server(("127.0.0.1", 0)) as listener:
         reader = AskedReader(tokenizer, model.config.vocab_size, ROOM)
         served = Served(engine, reader, tokenizer, "tiny", key=KEY)
-        server = uvicorn.Server(uvicorn.Config(application(served), log_level="warning"))
+        server = http_server(application(served), most, 5)
         thread = threading.Thread(target=server.run, args=([listener],), daemon=True)
         thread.start()
         try:
@@ -126,6 +136,14 @@ def test_a_chat_streams_the_same_text_by_seed(endpoint: Endpoint) -> None:
         ("completions", {"prompt": "a", "temperature": float("nan")}, "temperature"),
         ("completions", {"prompt": "a", "top_p": 0}, "top_p=0.0 is not above 0"),
         ("completions", {"prompt": "a", "n": 99}, "8 at most"),
+        ("completions", {"prompt": "a", "n": 0}, "one at least"),
+        ("completions", {"prompt": ["a"] * 9}, "n=1 answers to 9 prompts"),
+        ("completions", {"prompt": "a", "max_tokens": 10**300}, "max_tokens=1000"),
+        ("completions", {"prompt": "a", "temperature": 10**400}, "temperature=1000"),
+        ("completions", {"prompt": "a", "max_tokens": -1}, "max_tokens=-1 is below 1"),
+        ("completions", {"prompt": "a " * (1 << 20)}, "characters are more than"),
+        ("chat/completions", {"messages": [{"role": "user", "content": "a " * (1 << 20)}]}, "characters are"),
+        ("completions", b"[" * (1 << 20), "no JSON"),
         ("completions", {"prompt": "a", "logit_bias": {"5": 1}}, "logit_bias is not supported"),
         ("chat/completions", {"messages": "hello"}, "messages is not a list"),
         (
@@ -143,16 +161,63 @@ def test_a_wrong_call_is_refused_in_a_sentence(endpoint: Endpoint, path: str, bo
     assert endpoint.ask("/v1/models")[1]["data"][0]["id"] == "tiny" and endpoint.ask("/health")[0] == 200
 
 
-def test_who_hangs_up_frees_the_cache(endpoint: Endpoint) -> None:
-    body = json.dumps({"prompt": "the ship", "max_tokens": 50, "stream": True}).encode()
+@pytest.mark.parametrize("stream", [True, False])
+def test_who_hangs_up_frees_the_cache(endpoint: Endpoint, stream: bool) -> None:
+    body = json.dumps({"prompt": ["the ship"] * 8, "max_tokens": 50, "stream": stream}).encode()
     with socket.create_connection(("127.0.0.1", endpoint.port)) as client:
-        head = f"POST /v1/completions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {KEY}\r\n"
-        client.sendall(f"{head}Content-Length: {len(body)}\r\n\r\n".encode() + body)
-        assert client.recv(100)
-    end = time.monotonic() + 20
-    while endpoint.engine.running and time.monotonic() < end:
-        time.sleep(0.02)
-    assert endpoint.engine.running == 0
+        client.sendall(post(body))
+        if stream:
+            assert client.recv(100)
+        until(lambda: endpoint.engine.running and endpoint.engine.waiting)  # some have no room yet
+    until(lambda: not endpoint.engine.running + endpoint.engine.waiting)
+
+
+def test_too_many_that_wait_are_told_to_come_again(
+    endpoint: Endpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("thinwire.uses.serving.text_engine.QUEUED", 0)
+    status, found = endpoint.ask("/v1/completions", {"prompt": "a", "max_tokens": 5})
+    assert status == 429 and "wait for room in the cache already" in found["error"]["message"]
+
+
+def test_quiet_clients_keep_nobody_out(endpoint: Endpoint, tiny_tokenizer: Any) -> None:
+    make_room()
+    with ExitStack() as stack:
+        connect = lambda port: stack.enter_context(socket.create_connection(("127.0.0.1", port)))  # noqa: E731
+        for _ in range(1000):
+            connect(endpoint.port)
+        assert endpoint.ask("/v1/completions", {"prompt": "a", "max_tokens": 2})[0] == 200
+        with running(endpoint.model, tiny_tokenizer, most=4) as small:
+            begun = connect(small.port)  # a call under way, whose place nobody gets
+            begun.sendall(post(b" " * 100)[:-50])
+            assert small.ask("/health")[0] == 200  # so it has been heard
+            quiet = [connect(small.port) for _ in range(4)]
+            assert small.ask("/health")[0] == 200
+            assert quiet[0].recv(1) == b""  # the one that has been quiet for longest
+            begun.sendall(b" " * 50)
+            assert b"400" in begun.recv(1000)
+            for busy in [connect(small.port) for _ in range(4)]:
+                busy.sendall(post(b" ")[:-1])
+                time.sleep(0.05)
+            late = connect(small.port)
+            late.sendall(post(b" ")[:-1])
+            assert b"503" in late.recv(100)  # all places are taken by calls under way
+
+
+def test_a_limit_of_open_files_is_told_in_words(monkeypatch: pytest.MonkeyPatch) -> None:
+    resource = pytest.importorskip("resource")
+    from thinwire.uses.serving.run.endpoint import open_connections
+
+    monkeypatch.setattr(open_connections, "make_room", lambda: None)
+    told = []
+    for files in (90, 400, 8192):
+        monkeypatch.setattr(resource, "getrlimit", lambda which, files=files: (files, files))
+        try:
+            told.append(open_connections.most_connections())
+        except InputError as e:
+            told.append(str(e))
+    assert "may open 90 files, which is too few" in told[0] and "ulimit -n" in told[0]
+    assert told[1][0] == 300 and "takes 300 connections" in told[1][1] and told[2] == (1000, "")
 
 
 def test_text_comes_in_whole_characters_up_to_a_stop_word(tiny_tokenizer: Any) -> None:

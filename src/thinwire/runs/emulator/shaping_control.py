@@ -34,7 +34,8 @@ def start(
     near, far = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
     with far:
         variables = {**env, CONTROL: str(far.fileno())}
-        process = net.popen(rank, argv, variables, pass_fds=[far.fileno()], **options)
+        options["pass_fds"] = [*options.get("pass_fds", ()), far.fileno()]
+        process = net.popen(rank, argv, variables, **options)
     threading.Thread(target=_serve, args=(near, net), name=f"lifts of rank {rank}", daemon=True).start()
     return process
 

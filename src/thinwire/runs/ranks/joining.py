@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from functools import partial
 from typing import Any
 
 import torch.distributed as dist
@@ -47,7 +48,8 @@ def _join(config: RunConfig, layout: str, options: str, replicas: int) -> World:
     require(size == config.ranks, InputError, f"{wrong}--nnodes and --nproc-per-node")
     with telling(config, rank, size), explained(config, rank):
         store = meet(config, rank, size, replicas)
-        return World(rank, size, _connect(config, rank, size, store), replicas)
+        connect = partial(_connect, config, rank, size, store)
+        return World(rank, size, connect(), replicas, connect)
 
 
 def check_options(

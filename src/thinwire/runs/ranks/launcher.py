@@ -34,8 +34,19 @@ Rank = subprocess.Popen[str]
 class Launcher(ExitStack):
     """Starts the ranks of one run, in which any program runs."""
 
-    def start(self, config: RunConfig, rank: int, program: str, stderr: IO[bytes] | None = None) -> Rank:
-        """Start one rank: ``worker.py`` with ``program``, ``MODULE:FUNCTION``."""
+    def start(
+        self,
+        config: RunConfig,
+        rank: int,
+        program: str,
+        stderr: IO[bytes] | None = None,
+        handed: Mapping[str, int] | None = None,
+    ) -> Rank:
+        """Start one rank: ``worker.py`` with ``program``, ``MODULE:FUNCTION``.
+
+        ``handed``: descriptors of this process that the rank has too, by the environment variable that says
+        their number. A socket among them stays in this process's network, also where the rank has its own.
+        """
         raise NotImplementedError
 
     def require_alive(self) -> None:
@@ -73,14 +84,21 @@ class LocalLauncher(Launcher):
         super().__init__()
         self._store = _loopback_store()
 
-    def start(self, config: RunConfig, rank: int, program: str, stderr: IO[bytes] | None = None) -> Rank:
+    def start(
+        self,
+        config: RunConfig,
+        rank: int,
+        program: str,
+        stderr: IO[bytes] | None = None,
+        handed: Mapping[str, int] | None = None,
+    ) -> Rank:
         rendezvous = {
             "MASTER_ADDR": "127.0.0.1",
             "MASTER_PORT": str(self._store.port),
             "TORCHELASTIC_USE_AGENT_STORE": "True",
         }
         environment = _environment(config, rank, config.to_dict(), rendezvous)
-        return subprocess.Popen(_command(config, program), **_options(environment, stderr))
+        return subprocess.Popen(_command(config, program), **_options(environment, stderr, handed))
 
 
 class EmulatedLauncher(Launcher):
@@ -106,11 +124,18 @@ class EmulatedLauncher(Launcher):
             self.enter_context(opening.pop_all())
         return self
 
-    def start(self, config: RunConfig, rank: int, program: str, stderr: IO[bytes] | None = None) -> Rank:
+    def start(
+        self,
+        config: RunConfig,
+        rank: int,
+        program: str,
+        stderr: IO[bytes] | None = None,
+        handed: Mapping[str, int] | None = None,
+    ) -> Rank:
         more = self._net.environment(rank) | {"GLOO_SOCKET_IFNAME": "lo"}
         more["TORCH_CPP_LOG_LEVEL"] = "ERROR"  # torch warns that these addresses have no names
         own = config.to_dict() | {"host": self._net.address(rank)}
-        options = _options(_environment(config, rank, own, more), stderr)
+        options = _options(_environment(config, rank, own, more), stderr, handed)
         return shaping_control.start(self._net, rank, _command(config, program), **options)
 
     def require_alive(self) -> None:
@@ -149,8 +174,13 @@ def _command(config: RunConfig, program: str) -> list[str]:
     return [sys.executable, "-m", "thinwire.runs.ranks.rank_main", program, options]
 
 
-def _options(environment: dict[str, str], stderr: IO[bytes] | None) -> dict[str, Any]:
+def _options(
+    environment: dict[str, str], stderr: IO[bytes] | None, handed: Mapping[str, int] | None
+) -> dict[str, Any]:
+    environment |= {name: str(number) for name, number in (handed or {}).items()}
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "text": True}
+    if handed:  # Windows cannot
+        pipes["pass_fds"] = tuple(handed.values())
     return pipes | {"stderr": stderr, "env": environment, "start_new_session": True}
 
 

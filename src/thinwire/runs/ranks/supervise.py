@@ -9,7 +9,7 @@ import signal
 import subprocess
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -124,18 +124,32 @@ class Workers(Supervisor):
             self.start(config)
         self.wait()
 
-    def start(self, config: RunConfig) -> int:
-        """Start the next rank and return its number; what it prints goes to its log, or comes here."""
+    def start(self, config: RunConfig, handed: Mapping[str, int] | None = None) -> int:
+        """Start the next rank and return its number; what it prints goes to its log, or comes here.
+
+        ``handed``: as of ``Launcher.start``.
+        """
         rank = len(self.processes)
-        log = Path(config.out) / f"{self._names[rank].replace(' ', '-')}.log" if self._names else None
-        with log.open("wb") if log else nullcontext() as stderr, held_back():
-            process = self._place.start(config, rank, self._program, stderr)
-            self.processes.append(process)  # in the same breath, or an interrupt would leave it behind
-        self._messages.append(f"in {log}" if log else "above")
-        listener = threading.Thread(target=self._listen, args=(rank, process.stdout), daemon=True)
-        self._listeners.append(listener)
-        listener.start()
+        self._launch(config, rank, handed or {})
         return rank
+
+    def restart(self, config: RunConfig, rank: int) -> None:
+        """Start a rank that has ended once more; nobody hears that it had."""
+        self._died.pop(rank, None)
+        self._errors.pop(rank, None)
+        stop([self.processes[rank]])
+        self._launch(config, rank, {})
+
+    def _launch(self, config: RunConfig, rank: int, handed: Mapping[str, int]) -> None:
+        log = Path(config.out) / f"{self._names[rank].replace(' ', '-')}.log" if self._names else None
+        new = slice(rank, rank + 1)  # in place of an earlier one
+        with log.open("ab" if self.processes[new] else "wb") if log else nullcontext() as stderr, held_back():
+            process = self._place.start(config, rank, self._program, stderr, handed)
+            self.processes[new] = [process]  # in the same breath, or an interrupt would leave it behind
+        self._messages[new] = [f"in {log}" if log else "above"]
+        listener = threading.Thread(target=self._listen, args=(rank, process.stdout), daemon=True)
+        self._listeners[new] = [listener]
+        listener.start()
 
     def order(self, rank: int, word: str) -> None:
         """Say one line to a rank; one that has gone does not hear it."""

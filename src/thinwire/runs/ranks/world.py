@@ -5,12 +5,14 @@ Ranks count through the pipeline of replica 0, then that of replica 1, and so on
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
 import torch.distributed as dist
 
 from thinwire.links.mesh import Peer
+from thinwire.types import LinkError
 
 
 @dataclass
@@ -21,6 +23,7 @@ class World:
     size: int
     peers: dict[int, Peer]
     replicas: int = 1
+    connect: Callable[[], dict[int, Peer]] | None = None  # makes links to all others anew
 
     @property
     def stages(self) -> int:
@@ -51,6 +54,15 @@ class World:
         for peer in self.peers.values():
             peer.close()
         dist.destroy_process_group()
+
+    def reconnect(self) -> None:
+        """Close all links, and make them anew once all other ranks do so too. Errors: of ``connect_mesh``."""
+        self.abandon()
+        if self.connect is None:
+            raise LinkError(f"rank {self.rank} cannot meet the others again")
+        fresh = self.connect()
+        self.peers.clear()
+        self.peers.update(fresh)
 
     def abandon(self) -> None:
         """Close all links without a wait: the others hear at once that this rank is leaving."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from thinwire.links.mailbox import Mailbox
-from thinwire.types import PayloadError, ThinwireError, require
+from thinwire.types import LinkError, PayloadError, ThinwireError, require
 from thinwire.uses.serving.drafting.head_drafts import HeadDrafts
 from thinwire.uses.serving.ring_messages import (
     Close,
@@ -24,7 +24,8 @@ from thinwire.uses.serving.row_pool import TextRows
 from thinwire.uses.serving.stage_work import Answers, StageWork
 from thinwire.uses.serving.stored_blocks import StoredBlocks
 
-PASSES, PICKS, FAILED, FOUND = b"P", b"T", b"F", b"B"  # tags
+PASSES, PICKS, FOUND = b"P", b"T", b"B"  # tags
+FAILED, LOST, AGAIN = b"F", b"L", b"A"  # a stage failed; lost another one; all are to meet again
 TICK = 1.0  # seconds
 MOST = 512  # tokens that are put together in one pass
 
@@ -46,9 +47,11 @@ class LaterStage:
     stored: StoredBlocks | None = None
     rows: dict[int, TextRows] = field(default_factory=dict)
     _waiting: list[Portion] = field(default_factory=list)
+    _again: bool = False
 
     def __post_init__(self) -> None:
         self.answers = Answers(self.work, head=self.head)
+        self.first.on(AGAIN, lambda *_: self._begin_again())
 
     def run(self) -> None:
         """Work until the first stage ends. Errors: ``LinkError`` naming a stage that is lost.
@@ -60,12 +63,17 @@ class LaterStage:
                 pass
         except Exception as e:  # any: whoever waits for a text must hear of it
             what = str(e) if isinstance(e, ThinwireError) else f"{type(e).__name__}: {e}"
-            self.first.send(FAILED, f"stage {self.index} failed: {what}".encode()[:2000])
+            tag, how = (LOST, "has lost another one") if isinstance(e, LinkError) else (FAILED, "failed")
+            self.first.send(tag, f"stage {self.index} {how}: {what}".encode()[:2000])
             raise
+
+    def _begin_again(self) -> None:
+        self._again = True
 
     def _turn(self) -> bool:
         """Do what has come, or wait a moment for it; return whether to go on."""
         data = self.before.look(PASSES, TICK)
+        require(not self._again, LinkError, "the first stage begins again, because one was lost")
         self.working()
         going = True
         while data is not None and going:

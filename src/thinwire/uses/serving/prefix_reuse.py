@@ -53,11 +53,15 @@ class KeptTexts:
         """Rows in all."""
         return self._rows.many
 
+    def check(self, many: int) -> None:
+        """Raise ``InputError`` for a text of so many tokens, if it never fits."""
+        self._rows.check(many)
+
     def take(self, prompt: Sequence[int], many: int, running: Iterable[HeldText] = ()) -> Granted | None:
         """Return ``many`` rows for a prompt, or None while there are not so many in one piece.
 
         ``running``: texts that are not at their end. The last token of a prompt is always left to be
-        computed: what follows it is asked. Errors: ``InputError`` where there never are so many rows.
+        computed: what follows it is asked.
         """
         held = [*self._left, *running]
         while (rows := self._rows.take(many)) is None:

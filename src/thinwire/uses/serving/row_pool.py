@@ -53,13 +53,13 @@ class RowAllocator:
         self.many = many
         self._held: list[TextRows] = []  # by their first row
 
-    def take(self, many: int) -> TextRows | None:
-        """Return so many rows, or None while there are not so many in one piece.
+    def check(self, many: int) -> None:
+        """Raise ``InputError`` for a text of so many tokens, if it never fits."""
+        wrong = f"{many} tokens of prompt and answer do not fit into a cache of {self.many}"
+        require(many <= self.many, InputError, f"{wrong}; ask for fewer, or serve with more --cache")
 
-        Errors: ``InputError`` where there never are.
-        """
-        wrong = f"{many} tokens do not fit into a cache of {self.many}; send less, or serve with more"
-        require(0 < many <= self.many, InputError, wrong)
+    def take(self, many: int) -> TextRows | None:
+        """Return so many rows, or None while there are not so many in one piece."""
         at = 0
         for held in [*self._held, TextRows(self.many, 0)]:
             if held.first - at >= many:

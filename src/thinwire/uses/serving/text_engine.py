@@ -9,18 +9,19 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from thinwire.links.mailbox import Mailbox
-from thinwire.types import Closing, InputError, LinkError, PayloadError, ThinwireError, require
+from thinwire.types import Closing, LinkError, PayloadError, ThinwireError, require
 from thinwire.uses.serving.choosing.draft_length import DraftSite, FewestSeconds
 from thinwire.uses.serving.choosing.draft_tree import MOST as MOST_DRAFTS
 from thinwire.uses.serving.choosing.draft_tree import DraftTree, best_tree, depths
 from thinwire.uses.serving.drafting.head_drafts import HeadDrafts
 from thinwire.uses.serving.drafts import Drafter
-from thinwire.uses.serving.later_stage import FAILED, FOUND, PASSES, PICKS
+from thinwire.uses.serving.later_stage import FAILED, FOUND, LOST, PASSES, PICKS
 from thinwire.uses.serving.prefix_reuse import HeldText, KeptTexts
 from thinwire.uses.serving.ring_messages import (
     NO_DRAFTS,
@@ -37,13 +38,21 @@ from thinwire.uses.serving.ring_messages import (
 )
 from thinwire.uses.serving.ring_times import RingTimes
 from thinwire.uses.serving.row_pool import NO_COPY, RowCopy, TextRows, TextSegment
-from thinwire.uses.serving.stage_work import Answers, StageWork
+from thinwire.uses.serving.stage_work import PROMPT, Answers, StageWork
 from thinwire.uses.serving.stored_blocks import BLOCK, StoredBlocks, chain
-from thinwire.uses.serving.text_requests import Said, Text, TextRequest
+from thinwire.uses.serving.text_requests import FullError, Said, Text, TextRequest
 
 CHUNK = 128  # tokens of a prompt that pass the stages together
 TICK = 1.0  # seconds
 QUEUED = 1024  # requests that may wait for rows
+
+
+class RingEnds(NamedTuple):
+    """The first stage's links: to the next stage, from the last one, and from those between."""
+
+    after: Mailbox | None = None
+    last: Mailbox | None = None
+    between: Sequence[Mailbox] = ()
 
 
 @dataclass(eq=False)
@@ -56,6 +65,8 @@ class TextEngine(Closing):
     tokens it is told. ``chunk``: tokens of a prompt in one pass. ``reuse``: copy what a prompt shares with an
     earlier text, instead of computing it. ``stored``: what it has of prompts on disk. ``submit`` may be
     called by any thread.
+    ``again``: told why, it waits until all stages are there again where one was lost, and returns new links;
+    texts under way then go on from what they have. Without it they fail.
     At the end of a ``with`` block all stages end.
     """
 
@@ -70,6 +81,8 @@ class TextEngine(Closing):
     chunk: int = CHUNK
     reuse: bool = True
     stored: StoredBlocks | None = None
+    again: Callable[[LinkError], RingEnds] | None = None
+    between: Sequence[Mailbox] = ()  # from all other stages
     ended: Callable[[Text], object] = lambda text: None  # hears of each text that had rows, on its own thread
     times: RingTimes = field(default_factory=RingTimes)
 
@@ -83,26 +96,22 @@ class TextEngine(Closing):
         self._seeking = dict[int, Text]()  # the stages are asked for their stored blocks
         self._ready = list[Text]()  # something of theirs can be sent
         self._error: ThinwireError | None = None
-        if self.last is not None:
-            self.last.on(PICKS, lambda _, body: self._events.put(("picked", body)))
-            self.last.on(FOUND, lambda _, body: self._events.put(("found", body)))
-            self.last.on(FAILED, lambda _, body: self._events.put(("failed", body)))
+        self.lost = ""  # which stage is waited for, if one is
+        self._listen()
         self._thread = threading.Thread(target=self._run, name="text engine", daemon=True)
         self._thread.start()
 
     def submit(self, request: TextRequest, told: Callable[[Said], object] | None = None) -> Text:
         """Begin to continue a text, or let it wait for its turn; ``told``: as of ``Text``.
 
-        Errors: ``InputError`` for one that is longer than the cache, or beyond ``QUEUED`` that wait;
-        ``ThinwireError`` where the stages are lost.
+        Errors: ``InputError`` for one that is longer than the cache, ``FullError`` beyond ``QUEUED`` that
+        wait; ``ThinwireError`` where the stages are lost.
         """
         if self._error is not None:
             raise type(self._error)(str(self._error))
-        need = len(request.prompt) + request.most
-        wrong = f"{need} tokens of prompt and answer do not fit into a cache of {self._rows.many}"
-        require(need <= self._rows.many, InputError, f"{wrong}; ask for fewer, or serve with more --cache")
-        wrong = f"{QUEUED} requests wait already; try again later"
-        require(len(self._queued) < QUEUED, InputError, wrong)
+        self._rows.check(len(request.prompt) + request.most)
+        wrong = f"{QUEUED} requests wait for room in the cache already; try again later"
+        require(len(self._queued) < QUEUED, FullError, wrong)
         text = Text(next(self._numbers), request, told=told)
         self._events.put(("new", text))
         return text
@@ -110,6 +119,10 @@ class TextEngine(Closing):
     def cancel(self, text: Text) -> None:
         """Stop a text that nobody wants any more; its rows are free for others."""
         self._events.put(("cancel", text))
+
+    def lose(self, stage: int, why: str) -> None:
+        """Hear from whoever watches over the stages that one is lost, before its link says so."""
+        self._events.put(("lost", f"stage {stage} is lost: {why}".encode()))
 
     @property
     def error(self) -> ThinwireError | None:
@@ -129,13 +142,13 @@ class TextEngine(Closing):
     def close(self) -> None:
         """End all stages; what is under way fails. Safe to call twice."""
         self._events.put(("close", None))
-        self._thread.join(30.0)
+        self._thread.join(0.0 if self.lost else 30.0)  # a meeting is not to be broken off
 
     # -- on its own thread ---------------------------------------------------------------------------------
 
     def _run(self) -> None:
         try:
-            while self._turn():
+            while self._go_on():
                 pass
             self._fail(LinkError("the server has ended"))
         except ThinwireError as e:
@@ -144,6 +157,54 @@ class TextEngine(Closing):
             self._fail(ThinwireError(f"the first stage failed with {type(e).__name__}: {e}"))
         with contextlib.suppress(ThinwireError):
             self._say(STOP)
+
+    def _listen(self) -> None:
+        if self.last is not None:
+            self.last.on(PICKS, lambda _, body: self._events.put(("picked", body)))
+            self.last.on(FOUND, lambda _, body: self._events.put(("found", body)))
+        for link in self._links():
+            link.on(FAILED, lambda _, body: self._events.put(("failed", body)))
+            link.on(LOST, lambda _, body: self._events.put(("lost", body)))
+
+    def _links(self) -> set[Mailbox]:
+        return {link for link in (self.after, self.last, *self.between) if link is not None}
+
+    def _go_on(self) -> bool:
+        """Take a turn, or begin again where a stage was lost; return whether to go on."""
+        try:
+            return self._turn()
+        except LinkError as e:
+            if self.again is None:
+                raise
+            self.lost = str(e)
+            self.after, self.last, self.between = self.again(e)
+        going = self._start_again()
+        self.lost = ""
+        return going
+
+    def _start_again(self) -> bool:
+        """Begin with all texts anew: a stage that is back has nothing of them; return whether to go on."""
+        events = self._drained()  # what the stages said before is of no use any more
+        texts = [*self._open.values(), *self._queued, *self._seeking.values()]
+        for held in (self._open, self._queued, self._seeking, self._ready):
+            held.clear()
+        self._rows = KeptTexts(self._rows.many, self.reuse)
+        self._listen()
+        for text in texts:
+            text.rewind()
+            self._seek(text)
+        for what, value in events:
+            if isinstance(value, Text):
+                self._hear(what, value)
+        return all(what != "close" for what, _ in events)
+
+    def _drained(self) -> list[tuple[str, object]]:
+        """Return all that has happened and was not heard yet."""
+        found = list[tuple[str, object]]()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                found.append(self._events.get_nowait())
+        return found
 
     def _turn(self) -> bool:
         """Hear what has happened, then send what can be sent; return whether to go on."""
@@ -157,9 +218,9 @@ class TextEngine(Closing):
             self._hear(what, value)
             if not self._ready:
                 break
-        for link in (self.after, self.last):
-            if link is not None and link.error is not None:
-                raise LinkError(str(link.error))
+        for link in self._links():
+            if link.error is not None and self._events.empty():  # a stage may say more
+                raise LinkError(f"a stage is lost: {link.error}")
         self._begin()
         if self._ready:
             self._send()
@@ -182,11 +243,11 @@ class TextEngine(Closing):
                     self._queued.remove(value)
                 value.say([])
         elif isinstance(value, bytes):
-            if what == "failed":
-                raise ThinwireError(value.decode(errors="replace"))
             if what == "found":
                 self._sought(Sought.unpack(value))
                 return
+            if what != "picked":
+                raise (LinkError if what == "lost" else ThinwireError)(value.decode(errors="replace"))
             for one in unpack_picked(value):
                 self._take(one)
 
@@ -219,7 +280,7 @@ class TextEngine(Closing):
             if granted is None:
                 return
             del self._queued[0]
-            (text.rows, copy), text.times.began = granted, time.monotonic()
+            (text.rows, copy), text.times.began = granted, text.times.began or time.monotonic()
             stored = text.stored if text.stored * BLOCK > copy.many else 0
             copy = NO_COPY if stored else copy
             text.sent = text.reused = max(copy.many, stored * BLOCK)
@@ -232,9 +293,8 @@ class TextEngine(Closing):
 
     def _tell_of(self, text: Text, rows: TextRows, copy: RowCopy, stored: int) -> None:
         """Tell the other stages of a text, and the one that picks its tokens how."""
-        prompt, picking = text.request.prompt, text.request.picking
-        at = max(0, len(prompt) - self.tail)
-        tail = prompt[at:] if self.tail and text.request.drafts else ()
+        picking, at = text.request.picking, max(0, text.start - self.tail)
+        tail = tuple(text.piece(at, text.start - at)) if self.tail and text.request.drafts else ()
         if self._answers is not None:
             self._answers.open(text.number, picking, tail, at)
         self._say(Open.of(text.number, rows, picking, tail, at, copy, stored).pack())
@@ -263,7 +323,7 @@ class TextEngine(Closing):
         if many:
             text.drafted, text.accepted = text.drafted + many, text.accepted + len(way)
             text.shares.learn(text.sent_tree, way)
-        if text.rounds:  # the first one was a prompt's
+        if text.sent > text.start:  # not a prompt's
             self.times.note(many, seconds)
         if found.drafts:
             self.times.note_draft(level)
@@ -286,15 +346,12 @@ class TextEngine(Closing):
         """Send one pass: all that wait for their next token, and ``chunk`` tokens of prompts."""
         portions, tokens, left, room = list[Portion](), list[int](), list[Text](), self.chunk
         for text in self._ready:
-            prompt = len(text.request.prompt)
-            if text.sent >= prompt:
+            if text.sent >= text.start:
                 self._next(text, portions, tokens)
                 continue
-            many = min(room, prompt - text.sent)
-            room -= many
-            if many:
-                self._prompt(text, many, portions, tokens)
-            if text.sent < prompt:
+            while room and text.sent < text.start:
+                room -= self._prompt(text, room, portions, tokens)
+            if text.sent < text.start:
                 left.append(text)
         self._ready = left
         whole = [self._open[p.segment.request] for p in portions if p.wanted == 1 and not p.drafted]
@@ -313,14 +370,19 @@ class TextEngine(Closing):
             self.stored.save(names, first, self.work.cache, rows)
             self._say(Save(text.number, first, b"".join(names)).pack())
 
-    def _prompt(self, text: Text, many: int, portions: list[Portion], tokens: list[int]) -> None:
-        """Add the next tokens of a prompt; behind the last of them, the first new one is wanted."""
-        at, prompt = text.sent, text.request.prompt
+    def _prompt(self, text: Text, room: int, portions: list[Portion], tokens: list[int]) -> int:
+        """Add the next tokens that are known; behind the last of them, the first new one is wanted.
+
+        Those of an answer cross as they did when they were new, so that its text stays the same.
+        """
+        at, prompt = text.sent, len(text.request.prompt)
+        many = min(room, prompt - at if at < prompt else min(PROMPT - 1, text.start - at))
         text.sent, text.asked = at + many, time.monotonic()
-        last = text.sent == len(prompt)
+        last = text.sent == text.start
         text.ahead, text.sent_drafts, text.sent_tree = self._tree(text) if last else NO_DRAFTS, (), NO_DRAFTS
         portions.append(Portion(self._segment(text, at, many), int(last), ahead=text.ahead))
-        tokens += prompt[at : at + many]
+        tokens += text.piece(at, many)
+        return many
 
     def _next(self, text: Text, portions: list[Portion], tokens: list[int]) -> None:
         """Add the newest token of a text, and drafts of what follows."""
@@ -374,13 +436,9 @@ class TextEngine(Closing):
 
     def _fail(self, error: ThinwireError) -> None:
         self._error = error
-        while True:  # what came meanwhile is not heard any more
-            with contextlib.suppress(queue.Empty):
-                what, value = self._events.get_nowait()
-                if what == "new" and isinstance(value, Text):
-                    self._queued.append(value)
-                continue
-            break
+        for what, value in self._drained():  # what came meanwhile is not heard any more
+            if what == "new" and isinstance(value, Text):
+                self._queued.append(value)
         for text in [*self._open.values(), *self._queued, *self._seeking.values()]:
             text.fail(error)
         self._open.clear()

@@ -18,6 +18,10 @@ PATIENCE = 600.0  # seconds without a token
 Said = list[int] | str | ThinwireError  # tokens, why a text ended, or what went wrong
 
 
+class FullError(ThinwireError):
+    """Too many texts wait already; one that is asked for later may not."""
+
+
 @dataclass(frozen=True)
 class TextRequest:
     """Tokens to go on from, at most ``most`` more of them, up to any of ``ends``; ``drafts``: allow them."""
@@ -65,6 +69,7 @@ class Text:
 
     # What the first stage knows of it, and nobody else touches.
     rows: TextRows | None = None
+    start: int = 0  # tokens that were known when the stages began with it
     stored: int = 0  # blocks of its prompt that all stages have found on disk
     saved: bool = False  # whether the others were given to be stored
     sent: int = 0  # tokens whose keys and values are on their way or there
@@ -75,6 +80,15 @@ class Text:
     proposed: tuple[int, ...] = ()  # what it did
     kept: tuple[int, ...] = ()  # places in its rows of the drafts that were right, if not behind each other
     shares: RankShares = field(default_factory=RankShares)
+
+    def __post_init__(self) -> None:
+        self.rewind()
+
+    def rewind(self) -> None:
+        """Begin again with what is known by now: no stage has anything of it any more."""
+        self.rows, self.start, self.sent = None, self.length, 0
+        self.sent_drafts, self.proposed, self.kept = (), (), ()
+        self.sent_tree = self.ahead = DraftTree()
 
     def __iter__(self) -> Iterator[list[int]]:
         while True:

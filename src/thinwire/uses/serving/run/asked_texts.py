@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import math
 import secrets
 from collections.abc import Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 from thinwire.types import InputError, require
@@ -13,6 +13,7 @@ from thinwire.uses.serving.text_requests import TextRequest
 from thinwire.uses.serving.token_picking import Picking
 
 MOST_TEXTS, MOST_STOPS = 8, 4
+LARGEST = 1 << 63  # numbers are below it
 USUAL = 16  # tokens of a completion, where nothing is said, as in OpenAI's API
 # Fields that would change the text, and what they are where they change nothing.
 OTHERS: dict[str, tuple[Any, ...]] = {
@@ -64,7 +65,9 @@ class AskedReader:
         """Read a call of ``/v1/completions``. Errors: ``InputError`` naming the field."""
         given = values.get("prompt", "")
         several = isinstance(given, list) and bool(given) and not isinstance(given[0], int)
-        prompts = tuple(self._tokens(one) for one in (given if several else [given]))
+        given = given if several else [given]
+        self._many(values, len(given))  # before any of them is read
+        prompts = tuple(self._tokens(one) for one in given)
         return self._asked(values, prompts, _number(values, "max_tokens", int) or USUAL)
 
     def chat(self, values: Mapping[str, Any]) -> AskedTexts:
@@ -81,6 +84,7 @@ class AskedReader:
         for message in messages:
             require(isinstance(message, dict) and isinstance(message.get("role"), str), InputError, wrong)
             said.append({"role": message["role"], "content": _content(message.get("content"), wrong)})
+        self._check_size(sum(len(one["content"]) for one in said))
         form = getattr(self._tokenizer, "chat_template", None)
         require(bool(form), InputError, "this model has no form of a chat; use /v1/completions")
         try:
@@ -93,6 +97,7 @@ class AskedReader:
 
     def _tokens(self, prompt: Any) -> tuple[int, ...]:
         if isinstance(prompt, str):
+            self._check_size(len(prompt))
             found = [int(t) for t in self._tokenizer(prompt).input_ids]
             return tuple(found or [self._begin()])
         good = isinstance(prompt, list) and all(
@@ -101,6 +106,24 @@ class AskedReader:
         wrong = f"prompt is neither text nor tokens below {self._vocabulary}; send one of these, or a list"
         require(good and bool(prompt), InputError, wrong)
         return tuple(prompt)
+
+    @cached_property
+    def _longest(self) -> int:
+        """Characters that all tokens that fit may stand for, with a margin for what a tokenizer takes out."""
+        return 4 * self._room * max((len(word) for word in self._tokenizer.get_vocab()), default=1)
+
+    def _check_size(self, characters: int) -> None:
+        """Refuse a text before it is read whose tokens cannot fit: that would take seconds."""
+        wrong = f"{characters} characters are more than the {self._room} tokens that fit; send less"
+        require(characters <= self._longest, InputError, wrong)
+
+    def _many(self, values: Mapping[str, Any], prompts: int) -> int:
+        """Return how many answers each of so many prompts is to have."""
+        many = _number(values, "n", int)
+        many = 1 if many is None else many
+        wrong = f"n={many} answers to {prompts} prompts; ask for one at least, {MOST_TEXTS} at most in a call"
+        require(many >= 1 and many * prompts <= MOST_TEXTS, InputError, wrong)
+        return int(many)
 
     def _begin(self) -> int:
         found = self._tokenizer.bos_token_id
@@ -114,9 +137,7 @@ class AskedReader:
         for name, nothing in OTHERS.items():
             wrong = f"{name} is not supported here; leave it out"
             require(any(values.get(name) == none for none in nothing), InputError, wrong)
-        many = _number(values, "n", int) or 1
-        wrong = f"{many} answers to {len(prompts)} prompts; ask for {MOST_TEXTS} at most in a call"
-        require(many >= 1 and many * len(prompts) <= MOST_TEXTS, InputError, wrong)
+        many = self._many(values, len(prompts))
         require(most > 0, InputError, f"max_tokens={most} is below 1; ask for one at least")
         longest = max(map(len, prompts))
         wrong = f"{longest} tokens of prompt and {most} of answer are more than the {self._room} that fit"
@@ -147,8 +168,9 @@ class AskedReader:
 def _number(values: Mapping[str, Any], name: str, kind: type) -> Any:
     value = values.get(name)
     good = value is None or (isinstance(value, (int, float)) and not isinstance(value, bool))
-    good = good and (value is None or (math.isfinite(value) and (kind is float or int(value) == value)))
-    require(good, InputError, f"{name}={value!r} is no {'number' if kind is float else 'whole number'}")
+    good = good and (value is None or (abs(value) < LARGEST and (kind is float or int(value) == value)))
+    what = f"{'number' if kind is float else 'whole number'} below 2**63"
+    require(good, InputError, f"{name}={str(value)[:40]} is no {what}; send one, or leave it out")
     return None if value is None else kind(value)
 
 

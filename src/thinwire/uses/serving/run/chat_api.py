@@ -20,10 +20,11 @@ from thinwire.types import InputError, ThinwireError
 from thinwire.uses.serving.run.asked_texts import AskedReader, AskedTexts
 from thinwire.uses.serving.run.text_pieces import TextPieces
 from thinwire.uses.serving.text_engine import TextEngine
-from thinwire.uses.serving.text_requests import LENGTH, STOP, Said, Text
+from thinwire.uses.serving.text_requests import LENGTH, STOP, FullError, Said, Text
 
 MOST_BODY = 1 << 22  # bytes of a call
 MOST_READ = 1 << 26  # of a longer one that are read, so that its client hears why it is refused
+SENDING = 60.0  # seconds that a call may take to come
 LOOK = 0.5  # seconds between two looks whether a client is still there
 Piece = tuple[int, str, str | None]  # of which answer, text, why it ended
 
@@ -61,7 +62,8 @@ def application(served: Served) -> Starlette:
     async def health(request: Request) -> Response:
         error = served.engine.error
         state = {"running": served.engine.running, "waiting": served.engine.waiting}
-        return JSONResponse(state | ({"error": str(error)} if error else {}), 503 if error else 200)
+        lost = {"lost": served.engine.lost} if served.engine.lost else {}
+        return JSONResponse(state | lost | ({"error": str(error)} if error else {}), 503 if error else 200)
 
     return Starlette(
         routes=[
@@ -78,11 +80,17 @@ async def _answer(served: Served, request: Request, chat: bool) -> Response:
     if refused is not None:
         return refused
     try:
-        values = await _body(request)
+        async with asyncio.timeout(SENDING):
+            values = await _body(request)
         asked = served.reader.chat(values) if chat else served.reader.completion(values)
         call = Call(served, asked, chat)
     except InputError as e:
         return _error(str(e), 400, "invalid_request_error")
+    except TimeoutError:
+        late = f"the call did not come within {SENDING:g} s; send it at once"
+        return _error(late, 408, "invalid_request_error")
+    except FullError as e:
+        return _error(str(e), 429, "rate_limit_error", {"Retry-After": "1"})
     except ThinwireError as e:
         return _error(str(e), 503, "server_error")
     if asked.stream:
@@ -122,8 +130,8 @@ def _refused(served: Served, request: Request) -> Response | None:
     )
 
 
-def _error(text: str, status: int, kind: str) -> JSONResponse:
-    return JSONResponse(_trouble(text, kind), status)
+def _error(text: str, status: int, kind: str, more: Mapping[str, str] | None = None) -> JSONResponse:
+    return JSONResponse(_trouble(text, kind), status, more)
 
 
 def _trouble(text: str, kind: str) -> dict[str, Any]:

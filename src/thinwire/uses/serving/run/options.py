@@ -107,6 +107,12 @@ class EndpointConfig(StagesConfig):
         None, SERVING, "A file with the key that clients send as a bearer token.", metavar="FILE", free=True
     )
 
+    resume_requests: bool = option(
+        False,
+        SERVING,
+        "Wait --deadline seconds for a stage that is lost, then go on with the texts under way.",
+    )
+
     def validate(self) -> None:
         """Refuse an endpoint that others reach without a key."""
         super().validate()

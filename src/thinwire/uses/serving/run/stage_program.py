@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import time
 from collections.abc import Callable
 from contextlib import closing, nullcontext
 from dataclasses import dataclass
@@ -20,10 +19,8 @@ from thinwire.runs.models.families import windows_of
 from thinwire.runs.models.model_source import ModelSource, resolve_model
 from thinwire.runs.models.split import build_stage, tie
 from thinwire.runs.models.stage import ModelStage
-from thinwire.runs.ranks.joining import check_options, joined
-from thinwire.runs.ranks.telemetry import Telemetry
-from thinwire.runs.ranks.world import World
-from thinwire.types import InputError, require
+from thinwire.runs.ranks.joining import joined
+from thinwire.types import InputError, LinkError, require
 from thinwire.uses.serving.drafting.draft_head import DraftHead
 from thinwire.uses.serving.drafts import Drafter, ModelDrafts, PhraseDrafts
 from thinwire.uses.serving.later_stage import LaterStage
@@ -33,9 +30,10 @@ from thinwire.uses.serving.run import drafts
 from thinwire.uses.serving.run.drafts.head_file import is_head, load_head
 from thinwire.uses.serving.run.options import AUTO, NONE, PHRASES, StagesConfig
 from thinwire.uses.serving.run.serving_trial import check_serving
+from thinwire.uses.serving.run.stage_ring import StageRing
 from thinwire.uses.serving.stage_work import StageWork
 from thinwire.uses.serving.stored_blocks import StoredBlocks
-from thinwire.uses.serving.text_engine import TextEngine
+from thinwire.uses.serving.text_engine import RingEnds, TextEngine
 
 HEADS = Path(drafts.__file__).parent  # heads that come with a model of their name
 OTHER_DRAFTS = "--drafts {} has {} tokens, the model {}; give a model of the same tokens"
@@ -49,12 +47,11 @@ class FirstStage:
     engine: TextEngine
     source: ModelSource
     ends: frozenset[int]
-    world: World
+    ring: StageRing
 
     def sent(self) -> int:
         """Return the bytes that this stage has sent and received, headers included: of two stages, all."""
-        meters = [peer.meter.snapshot() for peer in self.world.peers.values()]
-        return sum(t.nbytes for m in meters for way in (m.sent, m.received) for t in way.values())
+        return self.ring.sent()
 
 
 def prepared(config: StagesConfig, trial: bool = True) -> ModelSource:
@@ -67,34 +64,39 @@ def prepared(config: StagesConfig, trial: bool = True) -> ModelSource:
     return source
 
 
-def run_stage(config: StagesConfig, first: Callable[[FirstStage], None]) -> None:
-    """Run this process's stage; ``first`` is what the first one does with its engine, until it returns."""
+def run_stage(config: StagesConfig, first: Callable[[FirstStage], None], resume: bool = False) -> None:
+    """Run this process's stage; ``first`` is what the first one does with its engine, until it returns.
+
+    ``resume``: wait for a stage that is lost, and go on with it.
+    """
     keep_freed()
     torch.set_num_threads(pick_threads(config))
     device = devices.own(config.device)
     source = prepared(config, trial=False)
     with joined(config, "these stages", "--stages") as world:
-        check_options(Telemetry(world, config.deadline), config, contents={"model": source.digest})
+        ring = StageRing(config, world, source.digest)
+        ring.check()
         work = work_of(config, source, world.rank, device)
-        Telemetry(world, config.deadline).agree(b"R", "", "that it has loaded the model")
-        run_ring(config, source, work, world, first)
+        ring.await_loaded()
+        run_ring(config, source, work, ring, first, resume)
 
 
 def run_ring(
     config: StagesConfig,
     source: ModelSource,
     work: StageWork,
-    world: World,
+    ring: StageRing,
     first: Callable[[FirstStage], None],
+    resume: bool = False,
 ) -> None:
     """Work in the ring until the first stage's ``first`` has returned; another ring may follow."""
-    head, stored = head_of(config, source), stored_by(config, source, work, world.rank)
+    head, stored = head_of(config, source), stored_by(config, source, work, ring.index)
     with closing(stored) if stored is not None else nullcontext():
-        if world.rank:
-            _later(work, world, head, stored).run()
+        if ring.index:
+            _run_later(work, ring, head, stored, resume)
             return
-        with _engine(config, source, work, world, head, stored) as engine:
-            first(FirstStage(config, engine, source, ends_of(source), world))
+        with _engine(config, source, work, ring, head, stored, resume) as engine:
+            first(FirstStage(config, engine, source, ends_of(source), ring))
 
 
 def stored_by(config: StagesConfig, source: ModelSource, work: StageWork, index: int) -> StoredBlocks | None:
@@ -137,28 +139,45 @@ def loaded(source: ModelSource, cut: list[range], index: int, seed: int = 0) -> 
     return stage
 
 
-def _later(work: StageWork, world: World, head: DraftHead | None, stored: StoredBlocks | None) -> LaterStage:
-    boxes = {rank: peer.mailbox for rank, peer in world.peers.items()}
-    after = boxes.get(world.rank + 1)
-    drafts = None if after is not None or head is None else work.drafts_by(head)
-    return LaterStage(world.rank, work, boxes[world.rank - 1], boxes[0], after, head=drafts, stored=stored)
+def _run_later(
+    work: StageWork, ring: StageRing, head: DraftHead | None, stored: StoredBlocks | None, resume: bool
+) -> None:
+    """Work until the first stage ends. Errors: ``LinkError`` naming a stage that is lost, and stays so."""
+    while True:
+        boxes = ring.boxes
+        after = boxes.get(ring.index + 1)
+        own = None if after is not None or head is None else work.drafts_by(head)
+        ends = boxes[ring.index - 1], boxes[0], after
+        stage = LaterStage(ring.index, work, *ends, head=own, stored=stored)
+        try:
+            stage.run()
+            return
+        except LinkError as e:
+            if not resume:
+                raise
+            ring.meet_again(e)
 
 
 def _engine(
     config: StagesConfig,
     source: ModelSource,
     work: StageWork,
-    world: World,
+    ring: StageRing,
     head: DraftHead | None,
     stored: StoredBlocks | None,
+    resume: bool,
 ) -> TextEngine:
-    boxes = {rank: peer.mailbox for rank, peer in world.peers.items()}
-    last = boxes.get(world.size - 1) if world.size > 1 else None
+    def again(error: LinkError) -> RingEnds:
+        ring.meet_again(error)
+        return ring.ends
+
+    after, last, between = ring.ends
     own = work.drafts_by(head) if head is not None and last is None else None
     drafter = None if head is not None else drafter_of(config, source)
     tail = 0 if head is None else head.shape.window
-    ring = work, boxes.get(1), last, drafter, own, tail
-    return TextEngine(*ring, chunk=config.chunk, reuse=config.reuse, stored=stored)
+    more: dict[str, Any] = {"chunk": config.chunk, "reuse": config.reuse, "stored": stored}
+    more |= {"between": between, "again": again if resume else None}
+    return TextEngine(work, after, last, drafter, own, tail, **more)
 
 
 def head_of(config: StagesConfig, source: ModelSource) -> DraftHead | None:
@@ -190,9 +209,3 @@ def ends_of(source: ModelSource) -> frozenset[int]:
         found.append(said.get("eos_token_id"))
     flat = {t for ends in found for t in (ends if isinstance(ends, (list, tuple)) else [ends])}
     return frozenset(t for t in flat if isinstance(t, int))
-
-
-def await_end(is_over: Callable[[], bool]) -> None:
-    """Wait until something is over, or a signal comes."""
-    while not is_over():
-        time.sleep(0.2)

@@ -59,7 +59,7 @@ class TextRecorder:
         if self._lately:
             record.sum_up(self._lately)
         record.memory = PeakMemory([peak_rss_bytes()])
-        if self._first.world.peers:
+        if self._first.ring.world.peers:
             values = (work.spent.tokens - self._tokens) * work.width
             record.sent(STREAM, self._first.sent() - self._before, values)
 

@@ -1,0 +1,1 @@
+"""Where clients come in: the socket, and how many there may be."""
