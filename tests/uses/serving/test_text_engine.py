@@ -9,6 +9,8 @@ import tiny_models
 import torch
 from meshes import meshes
 
+from thinwire.channels.channel import Scheme
+from thinwire.codecs import Cast
 from thinwire.types import InputError, LinkError, ThinwireError
 from thinwire.uses.serving.drafts import ModelDrafts, PhraseDrafts
 from thinwire.uses.serving.later_stage import PASSES, LaterStage
@@ -153,3 +155,11 @@ def test_each_draft_of_a_tree_is_seen_as_if_its_way_were_the_text(kind: str) -> 
     with torch.inference_mode():
         expected = model(input_ids=torch.tensor([[*text, 23, 24, 31]]), use_cache=False).logits[0, -1]
     assert torch.allclose(found, expected, atol=1e-4)
+
+
+def test_drafts_cross_as_tokens_do_however_many_they_are(llama: Any) -> None:
+    first, second = works(llama, 2, prompt=Scheme(Cast("bfloat16")))
+    for drafted, exact in ((tuple(range(19)), True), ((), False)):
+        portion = Portion(TextSegment(1, TextRows(0, 40), 0, 20), 1 + len(drafted), drafted)
+        hidden = first.extend([portion], torch.arange(20)[None])
+        assert torch.equal(second.decode(first.code([portion], hidden)), hidden) == exact

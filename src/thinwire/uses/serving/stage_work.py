@@ -111,7 +111,7 @@ class StageWork:
         began, found, at = time.perf_counter(), list[Portion](), 0
         for p in portions:
             many = p.segment.many
-            sender = self._senders[many >= PROMPT]
+            sender = self._senders[many >= PROMPT and not p.drafted]
             packet, _ = sender.encode(hidden[:, at : at + many].contiguous(), [next(self._number)])
             data = wire.packed(packet, summed=False)
             found.append(replace(p, packet=data))
