@@ -423,7 +423,10 @@ class TextEngine(Closing):
         return TextSegment(text.number, text.rows, at, many, parents)
 
     def _pass(self, portions: Sequence[Portion], tokens: Tensor) -> None:
+        before = self.work.spent.compute
         found = self.work.extend(portions, tokens)
+        stages = 1 + len(self._links())  # of about as much work each
+        self.times.note_pass(tokens.shape[1], stages * (self.work.spent.compute - before))
         if self.after is not None:
             self.after.send(PASSES, pack_pass(self.work.code(portions, found)), "activations")
             return
