@@ -59,10 +59,10 @@ class Cell(NamedTuple):
 def cells() -> Iterator[Cell]:
     """Yield all cells, those of the goals first."""
     for link, prompt in product((SLOW, *(x for x in LINKS if x != SLOW)), PROMPTS):
-        yield Cell(WAYS, link, FP32, _prompt(prompt))
-    yield Cell(AT_ONCE, SLOW, FP32, _prompt(PROMPTS[0]))
+        yield Cell(WAYS, link, BF16, _prompt(prompt))
+    yield Cell(AT_ONCE, SLOW, BF16, _prompt(PROMPTS[0]))
     for prompt in PROMPTS:
-        yield Cell(WAYS, SLOW, BF16, _prompt(prompt))
+        yield Cell(WAYS, SLOW, FP32, _prompt(prompt))
     for bits in blurred_prompts.BITS:
         yield Cell(BLUR, "", FP32, _prompt(blurred_prompts.PREFIX), f"bits={bits}")
     for cell in (Cell(LLAMA, link, "", "") for link in LINKS):
@@ -158,7 +158,7 @@ def _at_once(found: dict[str, Any]) -> dict[str, Any]:
 
 def smoke() -> dict[str, Any]:
     """Return what one small cell of each kind finds, over links that the processes shape."""
-    tried = [Cell(WAYS, SLOW, FP32, _prompt(24)), Cell(AT_ONCE, SLOW, FP32, _prompt(16))]
+    tried = [Cell(WAYS, SLOW, BF16, _prompt(24)), Cell(AT_ONCE, SLOW, BF16, _prompt(16))]
     tried.append(Cell(BLUR, "", FP32, _prompt(160), "bits=4"))
     raw = {cell: measure(cell, 1, 6, emulate=False) for cell in tried}
     told = {WAYS: _ways, AT_ONCE: _at_once}
