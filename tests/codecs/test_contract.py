@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import product
 from pathlib import Path
 
@@ -169,6 +170,6 @@ def test_golden_bytes_decode_as_they_did(path: Path) -> None:
     want = torch.tensor([float.fromhex(v) for v in record["decoded"]]).reshape(record["shape"])
     assert torch.equal(codec.decode(stored), want)
     ranged = path.name.startswith("range-coded") and rans_calls.there()
-    if record["codec"].find("Entropy") < 0 or ranged:
-        # Another version of Zstandard may compress otherwise.
+    if not re.search("Entropy|Factors", record["codec"]) or ranged:
+        # Another version of Zstandard may compress otherwise, and another processor round a product otherwise.
         assert same(codec.encode(x), stored)

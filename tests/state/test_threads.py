@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 
 import pytest
 import states
@@ -56,7 +57,12 @@ def test_an_error_in_one_thread_undoes_what_the_others_did(monkeypatch: pytest.M
 
 def test_what_is_left_is_not_begun() -> None:
     begun, others = list[int](), set(threading.enumerate())  # readings that tests let go live until collected
-    for _ in in_order(lambda i: begun.append(i), range(1000)):
+
+    def slowly(i: int) -> None:
+        begun.append(i)
+        time.sleep(0.01 * bool(i))  # so that others do not do it all before the first is looked at
+
+    for _ in in_order(slowly, range(1000)):
         break
     assert len(begun) < 1000
     assert not [t for t in threading.enumerate() if t.name.startswith("words") and t not in others]
