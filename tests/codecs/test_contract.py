@@ -171,5 +171,5 @@ def test_golden_bytes_decode_as_they_did(path: Path) -> None:
     assert torch.equal(codec.decode(stored), want)
     ranged = path.name.startswith("range-coded") and rans_calls.there()
     if not re.search("Entropy|Factors", record["codec"]) or ranged:
-        # Another version of Zstandard may compress otherwise, and another processor round a product otherwise.
+        # Another version of Zstandard may compress otherwise, another processor round a product otherwise.
         assert same(codec.encode(x), stored)
