@@ -12,7 +12,7 @@ from transformers import LlamaConfig
 
 from thinwire.seeding import seeded
 from thinwire.types import InputError
-from thinwire.uses.serving.choosing.draft_tree import DraftTree
+from thinwire.uses.serving.choosing.draft_tree import DraftTree, best_tree
 from thinwire.uses.serving.drafting.draft_head import DraftHead, DraftShape
 from thinwire.uses.serving.drafting.draft_lessons import DraftLesson, agreement
 from thinwire.uses.serving.drafting.draft_training import begin, train_head
@@ -150,6 +150,14 @@ def learn(head: DraftHead, model: Any) -> None:
     lesson = DraftLesson(tokens, states_of(model, tokens).clone())
     begin(head, lesson.states)
     train_head(head, lambda: lesson, 80, rate=1e-2)
+
+
+def test_the_dearer_a_draft_the_fewer_are_sent() -> None:
+    shares = [0.5, 0.14, 0.07, 0.05]
+    many = [len(best_tree(shares, 0.1, token, 0.004).parents) for token in (0.0, 0.0015, 0.005, 0.013, 0.1)]
+    assert many[0] > 8 and many[-1] == 0 and many == sorted(many, reverse=True) and len(set(many)) > 3
+    for parents in (best_tree(shares, 0.1, 0.0015, 0.004).parents, best_tree([0.9], 0.1).parents):
+        assert all(parent < i for i, parent in enumerate(parents))
 
 
 def test_a_file_gives_the_head_back_and_another_file_is_refused(head: DraftHead, tmp_path: Path) -> None:

@@ -403,7 +403,7 @@ class TextEngine(Closing):
             return text.proposed[:room], text.ahead.first(room)
         if self.drafter is None or not text.request.drafts or not times.trip:
             return (), NO_DRAFTS
-        site = DraftSite(text.shares.of_rank[0], times.trip, times.token, times.draft)
+        site = DraftSite(text.shares.of_rank[0], times.trip, self._token_seconds, times.draft)
         many = min(left, *self.policy.choose([site]))
         began, held = time.perf_counter(), text.piece(0, text.length)
         found = self.drafter.draft(text.number, held, many, text.request.picking) if many else []
@@ -415,7 +415,12 @@ class TextEngine(Closing):
         times, left = self.times, text.request.most - len(text.made) - 2
         if not self.tail or not text.request.drafts or not times.trip or left < 1:
             return NO_DRAFTS
-        return self.trees(text.shares.of_rank, times.trip, times.token, times.draft)
+        return self.trees(text.shares.of_rank, times.trip, self._token_seconds, times.draft)
+
+    @property
+    def _token_seconds(self) -> float:
+        """Seconds of one more draft for each text: those of all texts pass the stages together."""
+        return self.times.token * max(1, len(self._open))
 
     def _segment(self, text: Text, at: int, many: int, parents: tuple[int, ...] = ()) -> TextSegment:
         if text.rows is None:
