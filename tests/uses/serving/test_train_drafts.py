@@ -7,11 +7,13 @@ from typing import Any
 
 import pytest
 import tiny_models
+import torch
 
 from thinwire.types import InputError
+from thinwire.uses.serving.drafting.draft_head import DraftHead, DraftShape
 from thinwire.uses.serving.run.drafts.draft_options import DraftsConfig
 from thinwire.uses.serving.run.drafts.draft_program import PIECE, train
-from thinwire.uses.serving.run.drafts.head_file import load_head
+from thinwire.uses.serving.run.drafts.head_file import load_head, save_head
 from thinwire.uses.serving.run.options import MeasuredConfig
 from thinwire.uses.serving.run.stage_program import drafter_of, head_of, prepared
 
@@ -54,3 +56,14 @@ def test_too_little_text_is_refused(place: Path, tmp_path: Path) -> None:
     with pytest.raises(InputError, match="tokens to learn from or to be tried on; give a text of"):
         train(DraftsConfig.from_dict(given), lambda text: None)
     assert not (tmp_path / "head.safetensors").exists()
+
+
+def test_what_is_no_head_for_the_model_is_refused_before_anything_starts(place: Path, tmp_path: Path) -> None:
+    other = tmp_path / "other.safetensors"
+    save_head(DraftHead(DraftShape("other", 8, 2, 4), torch.arange(5)), other)
+    for file, why in (
+        (other, "is for hidden states of 8 values"),
+        (tmp_path / "none.safetensors", "is no file"),
+    ):
+        with pytest.raises(InputError, match=why):
+            prepared(MeasuredConfig(model=str(place / "model"), drafts=str(file), stages=2))

@@ -61,6 +61,8 @@ def prepared(config: StagesConfig, trial: bool = True) -> ModelSource:
     if trial:
         check_serving(source.config)
     cut_layers(counted_costs(source.config), config.stages, config.cut)
+    if trial:
+        head_of(config, source)
     return source
 
 
@@ -185,7 +187,13 @@ def head_of(config: StagesConfig, source: ModelSource) -> DraftHead | None:
     if config.drafts == AUTO and config.stages > 1 and source.weights is not None:
         own = HEADS / f"{source.name}.safetensors"
         return load_head(own) if own.is_file() else None
-    return load_head(config.drafts) if is_head(config.drafts) else None
+    if not is_head(config.drafts) and Path(config.drafts).suffix != ".safetensors":
+        return None
+    found, width = load_head(config.drafts), source.config.hidden_size
+    sizes = f"is for hidden states of {found.shape.width} values, the model has {width}"
+    wrong = f"--drafts {config.drafts} {sizes}"
+    require(found.shape.width == width, InputError, f"{wrong}; train one for it by thinwire train-drafts")
+    return found
 
 
 def drafter_of(config: StagesConfig, source: ModelSource) -> Drafter | None:
