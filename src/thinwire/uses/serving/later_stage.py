@@ -79,9 +79,8 @@ class LaterStage:
         while data is not None and going:
             going = self._take(data)
             full = sum(p.segment.many for p in self._waiting) >= MOST
-            data = (
-                self.before.look(PASSES) if going and not full else None
-            )  # behind the end is another ring's
+            more = going and not full  # behind the end is another ring's
+            data = self.before.look(PASSES) if more else None
         self._pass_on()
         return going
 

@@ -215,8 +215,7 @@ def _check(kept: Sequence[int], at: int, rows: TextRows, ahead: DraftTree) -> No
     """Raise ``PayloadError`` for places or drafts that cannot be."""
     good = len(kept) <= at and all(at - len(kept) <= place < rows.many for place in kept)
     require(good, PayloadError, f"drafts at {kept} of {rows.many} rows, before {at}")
-    good = all(-1 <= parent < i for i, parent in enumerate(ahead.parents))
-    require(good, PayloadError, f"drafts are asked for by a tree {ahead.parents}")
+    require(ahead.is_ordered, PayloadError, f"drafts are asked for by a tree {ahead.parents}")
 
 
 class Picked(NamedTuple):

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from thinwire.types import InputError, PayloadError, require
+from thinwire.uses.serving.choosing.draft_tree import DraftTree, depths
 
 
 class TextRows(NamedTuple):
@@ -101,7 +102,7 @@ class TextSegment(NamedTuple):
     def check(self, total: int) -> None:
         """Raise ``PayloadError`` for a segment that is not within its rows, or whose rows are not there."""
         good = not self.parents or len(self.parents) == self.many - 1
-        good = good and all(-1 <= parent < i for i, parent in enumerate(self.parents))
+        good = good and DraftTree(self.parents).is_ordered
         require(good, PayloadError, f"{self.many} tokens by a tree {self.parents}")
         within = self.at >= 0 and self.many > 0 and self.at + self.many <= self.rows.many
         there = self.rows.first >= 0 and self.rows.end <= total
@@ -228,10 +229,7 @@ class StageCache:
 
 def _depths(parents: Sequence[int]) -> Tensor:
     """Return how many tokens of a segment with a tree stand before each, on its way [n]."""
-    found = [0]
-    for parent in parents:
-        found.append(1 + found[parent + 1])
-    return torch.tensor(found)
+    return torch.tensor([0, *depths(parents)])
 
 
 def _way(parents: Sequence[int]) -> Tensor:

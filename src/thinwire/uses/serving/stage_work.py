@@ -14,7 +14,6 @@ from torch import Tensor
 from thinwire.channels import wire
 from thinwire.channels.channel import Receiver, Scheme, Sender
 from thinwire.types import TensorSpec
-from thinwire.uses.serving.choosing.draft_tree import depths
 from thinwire.uses.serving.drafting.draft_head import DraftHead
 from thinwire.uses.serving.drafting.head_drafts import AskedDrafts, HeadDrafts
 from thinwire.uses.serving.ring_messages import Picked, Portion
@@ -76,6 +75,7 @@ class StageWork:
     def __post_init__(self) -> None:
         self._senders = {prompt: Sender(self.prompt if prompt else self.token) for prompt in (True, False)}
         self._receiver, self._number = Receiver(), itertools.count()
+        self._keeps_hidden = False
         self.hidden = torch.empty(0)  # [n, D]: on the last stage, what its head had in the last pass
 
     def drafts_by(self, head: DraftHead) -> HeadDrafts:
@@ -83,7 +83,9 @@ class StageWork:
 
         Errors: ``InputError`` for a head of another model.
         """
-        self.stage.tell_hidden(lambda x: setattr(self, "hidden", x[0]))
+        if not self._keeps_hidden:  # once, however many rings there are
+            self.stage.tell_hidden(lambda x: setattr(self, "hidden", x[0]))
+            self._keeps_hidden = True
         return HeadDrafts(head.to(self.device, self.dtype).bind(self.stage.head_rows))
 
     def extend(self, portions: Sequence[Portion], x: Tensor) -> Tensor:
@@ -181,7 +183,7 @@ def _with_drafts(found: list[Picked], head: HeadDrafts, asked: list[AskedDrafts]
     """Return what was picked with what the head proposes behind it."""
     began = time.perf_counter()
     drafts = dict(zip((a.request for a in asked), head.draft(asked), strict=True))
-    each = (time.perf_counter() - began) / max(1, *(max(depths(a.tree.parents), default=0) for a in asked))
+    each = (time.perf_counter() - began) / max(1, *(a.tree.depth for a in asked))
     micros = min(int(1e6 * each), MOST_MICROS)
     return [p._replace(drafts=tuple(drafts.get(p.request, ())), micros=micros) for p in found]
 

@@ -18,7 +18,7 @@ from thinwire.links.mailbox import Mailbox
 from thinwire.types import Closing, LinkError, PayloadError, ThinwireError, require
 from thinwire.uses.serving.choosing.draft_length import DraftSite, FewestSeconds
 from thinwire.uses.serving.choosing.draft_tree import MOST as MOST_DRAFTS
-from thinwire.uses.serving.choosing.draft_tree import DraftTree, best_tree, depths
+from thinwire.uses.serving.choosing.draft_tree import DraftTree, best_tree
 from thinwire.uses.serving.drafting.head_drafts import HeadDrafts
 from thinwire.uses.serving.drafts import Drafter
 from thinwire.uses.serving.later_stage import FAILED, FOUND, LOST, PASSES, PICKS
@@ -319,7 +319,7 @@ class TextEngine(Closing):
         """Take in how long a round took, and how many of its drafts were right."""
         many, way = len(text.sent_drafts), text.way_of(found.tokens)
         level = 1e-6 * found.micros
-        seconds = time.monotonic() - text.asked - level * max(depths(text.ahead.parents), default=0)
+        seconds = time.monotonic() - text.asked - level * text.ahead.depth
         if many:
             text.drafted, text.accepted = text.drafted + many, text.accepted + len(way)
             text.shares.learn(text.sent_tree, way)

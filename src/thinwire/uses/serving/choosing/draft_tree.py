@@ -26,6 +26,16 @@ class DraftTree(NamedTuple):
         return cls(tuple(range(ROOT, many - 1)), (0,) * many)
 
     @property
+    def depth(self) -> int:
+        """How far the last of the nodes is from what is known; 0 without any."""
+        return max(depths(self.parents), default=0)
+
+    @property
+    def is_ordered(self) -> bool:
+        """Whether each node stands behind one that is before it, or behind what is known."""
+        return all(ROOT <= parent < i for i, parent in enumerate(self.parents))
+
+    @property
     def is_chain(self) -> bool:
         """Whether each node stands behind the one before."""
         return self.parents == tuple(range(ROOT, len(self.parents) - 1))

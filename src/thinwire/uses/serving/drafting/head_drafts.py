@@ -51,7 +51,7 @@ class GrownTree:
         self.states, self.tokens = {-1: state}, dict[int, int]()
         self.slots = dict[int, int]()
         self._depths = depths(asked.tree.parents)
-        self.depth = max(self._depths, default=0)
+        self.depth = asked.tree.depth
 
     def parents_at(self, depth: int) -> list[int]:
         """Return the nodes that have children of a depth."""
