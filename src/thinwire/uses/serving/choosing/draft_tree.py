@@ -72,7 +72,7 @@ def best_tree(
     >>> best_tree([0.0, 0.0], trip=0.1, token=0.002)
     DraftTree(parents=(), ranks=())
     """
-    waiting = [(-share, ROOT, rank, 1) for rank, share in enumerate(shares[:1])]
+    waiting = [(-shares[0], ROOT, 0, 1)]
     taken: list[tuple[int, int, int]] = []  # parent, rank, depth
     expected, best, least = 1.0, 0, trip
     while waiting and len(taken) < most:
@@ -84,9 +84,8 @@ def best_tree(
         seconds = (trip + len(taken) * token + max(d for *_, d in taken) * level) / expected
         if seconds < least:
             best, least = len(taken), seconds
-        before = -minus / shares[rank] if shares[rank] else 0.0
         if rank + 1 < len(shares):  # its sibling
-            heapq.heappush(waiting, (-before * shares[rank + 1], parent, rank + 1, depth))
+            heapq.heappush(waiting, (minus / shares[rank] * shares[rank + 1], parent, rank + 1, depth))
         heapq.heappush(waiting, (minus * shares[0], len(taken) - 1, 0, depth + 1))
     return _ordered([(parent, rank) for parent, rank, _ in taken[:best]])
 
