@@ -145,14 +145,14 @@ LTX = {
     "num_attention_heads": 2,
     "attention_head_dim": 12,
     "cross_attention_dim": 24,
-    "num_layers": 1,
+    "num_layers": 2,
     "caption_channels": 16,
 }
 LTX2 = {f"audio_{name}": LTX[name] for name in list(LTX)[:5]} | LTX
 QWEN = {
     "in_channels": 16,
     "out_channels": 4,
-    "num_layers": 1,
+    "num_layers": 2,
     "attention_head_dim": 16,
     "num_attention_heads": 2,
     "joint_attention_dim": 16,
@@ -206,7 +206,7 @@ HOSTS: dict[str, Host] = {
     ),
     "Wan": (wan, lambda: wan_inputs(63)),
     "Wan, times of tokens": (
-        made("WanTransformer3DModel", **VIDEO, num_layers=1, rope_max_seq_len=32),
+        made("WanTransformer3DModel", **VIDEO, num_layers=2, rope_max_seq_len=32),
         lambda: video(timestep=TI2V),
     ),
     "Wan-VACE": (
@@ -246,7 +246,7 @@ HOSTS: dict[str, Host] = {
         ),
     ),
     "ChronoEdit": (
-        made("ChronoEditTransformer3DModel", **VIDEO, num_layers=1, rope_max_seq_len=32),
+        made("ChronoEditTransformer3DModel", **VIDEO, num_layers=2, rope_max_seq_len=32),
         video,
     ),
     "LTX-Video": (made("LTXVideoTransformer3DModel", **LTX), lambda: ltx(torch.tensor([500.0, 500.0]))),

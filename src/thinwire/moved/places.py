@@ -220,7 +220,7 @@ for _old, _new, _names in (  # modules that became part of another one, or have 
         "tally:messages clock:model_calls inputs:model_calls inquiry:model_calls weights:weight_checksums "
         "drawing:agreement seam:diffusers_names.interfaces host:diffusers_names.hooks "
         "host_hooks:diffusers_names.hooks host_plan:diffusers_names.plans "
-        "host_blocks:diffusers_names.flux_blocks division:context_parallel.modes "
+        "host_blocks:diffusers_names.block_hooks division:context_parallel.modes "
         "batch:context_parallel.modes divided:context_parallel.sharding shares:context_parallel.sharding "
         "ulysses:context_parallel.attention gather:context_parallel.attention "
         "displaced:context_parallel.attention parts:context_parallel.attention "

@@ -248,8 +248,10 @@ def time_of(inputs: Mapping[str, object]) -> float | None:
 
 
 def _latest(inputs: Mapping[str, object]) -> Tensor:
-    """Return the latest time where it is; a NaN where the model takes none."""
+    """Return the latest time where it is; a NaN where the model takes none. Z-Image's ``t`` goes up."""
     time = inputs.get("timestep", inputs.get("timesteps"))
+    if time is None and isinstance(inputs.get("t"), Tensor):
+        time = -inputs["t"]  # type: ignore[operator]  # it is a tensor
     if isinstance(time, Tensor) and time.numel():
         return time.max()
     return torch.tensor(

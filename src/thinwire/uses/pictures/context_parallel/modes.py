@@ -19,6 +19,8 @@ from thinwire.uses.pictures.model_calls import StepCounter
 from thinwire.uses.pictures.rank_message import RankMessage
 from thinwire.uses.pictures.weight_checksums import WatchedWeights
 
+TIME, SPACE = "time", "space"
+
 
 @dataclass(frozen=True, repr=False)
 class Division(Spec):
@@ -30,6 +32,7 @@ class Division(Spec):
 
     mode: str = "gather"
     patches: int = 4  # of mode pipe
+    over: str = TIME  # of mode pipe: whether the patches of a video are frames, or parts of each
 
 
 class ParallelMode(ModelOverRanks, Protocol):

@@ -9,7 +9,7 @@ in 4 patches took 4.4 % fewer bytes between ranks and lost 1.4 dB at 4 bits, 1.7
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from time import perf_counter
 from typing import Any
@@ -21,9 +21,12 @@ from thinwire.collectives import MeshExchange
 from thinwire.types import DesyncError, InputError, LinkError, require
 from thinwire.uses.pictures.arrivals import Arrivals, Arrived, arrived
 from thinwire.uses.pictures.coding import Coding, Endpoints
-from thinwire.uses.pictures.context_parallel.modes import Division
-from thinwire.uses.pictures.diffusers_names.flux_blocks import Embedded, FluxBlocks, cut, piped
+from thinwire.uses.pictures.context_parallel.kept_keys import KeptKeys, TokenLayout, renew
+from thinwire.uses.pictures.context_parallel.modes import SPACE, Division
+from thinwire.uses.pictures.context_parallel.patches import Patch, Patches
+from thinwire.uses.pictures.diffusers_names.block_hooks import piped
 from thinwire.uses.pictures.diffusers_names.interfaces import Attention, Given, Stock
+from thinwire.uses.pictures.diffusers_names.pipe_plans import TEXT, blocks_of, cut, pipe_plan_of
 from thinwire.uses.pictures.diffusers_names.plans import SplitPlan
 from thinwire.uses.pictures.message_bytes import device_of
 from thinwire.uses.pictures.messages import ExchangeTally, Posted, Repairs, SentValues, check
@@ -46,7 +49,7 @@ class PipeFusion(CountedCalls):
     ) -> None:
         super().__init__(Inquiry(exchange, deadline))
         self.tally = ExchangeTally()
-        self._exchange, self._deadline, self._patches = exchange, deadline, division.patches
+        self._exchange, self._deadline, self._division = exchange, deadline, division
         self._rank, self._ranks = exchange.rank, exchange.ranks
         self._place = self._ranks.index(self._rank)
         self._last = self._place == len(self._ranks) - 1
@@ -58,9 +61,9 @@ class PipeFusion(CountedCalls):
 
     def attached(self, model: nn.Module, plan: SplitPlan | None = None) -> AbstractContextManager[None]:
         """Let the calls of ``model`` pass through the ranks inside the block."""
-        self._model = FluxBlocks(model)
-        self._own = cut(self._model.blocks, len(self._ranks))[self._place]
-        return piped(model, self, self)  # type: ignore[arg-type]  # of a session it attends alone
+        self._plan, self._model = pipe_plan_of(model), model
+        self._own = cut(blocks_of(model), len(self._ranks))[self._place]
+        return piped(model, self, self, plan)
 
     def leave(self, cause: BaseException | None = None) -> None:
         """Tell the others not to wait for this rank, in this picture and at the beginning of the next."""
@@ -76,92 +79,139 @@ class PipeFusion(CountedCalls):
         inputs, seen = given.inputs, CallInputs.of(given.inputs)
         self._begin(given, shapes_of(inputs), seen.time)
         self._inputs = self._inquiry.note(self.clock.generation, seen.sums)
-        embedded = self._model.embed(inputs)
-        rows = self._cut(embedded.picture.shape[1])
-        if self._call.step < self._warmup:
-            self._pass_whole(embedded, rows)
-        else:
-            for m, part in enumerate(rows):
-                self._hand_on(m, *self._through(*self._taken(m, embedded, part), embedded, part), embedded)
-        out = torch.cat([self._output(m, part, embedded, inputs) for m, part in enumerate(rows)], 1)
+        over_space = self._division.over == SPACE
+        self._frames = self._plan.frames(self._model, inputs) if over_space else 0
+        self._cuts, self._outputs = None, []
+        turns = [None] if self._call.step < self._warmup else range(self._division.patches)
+        for self._turn in turns:  # of a patch, or of all
+            made = compute()
+        text = f"{type(self._model).__name__} has joined no output; use mode one"
+        require(self._cuts is not None and not self._outputs, InputError, text)
         self._lane.flush()
         self._questions.settle()
         self.tally.calls += 1
         self._calls += 1
         self._ended = True
-        return self._model.output(out, inputs)
+        return made
+
+    def cut(self, name: str, x: Tensor, dim: int, of: Sequence[str] = ()) -> Tensor:
+        """Return this turn's tokens of an input; one that has other tokens than ``of`` stays whole."""
+        if self._cuts is None and not of:
+            self._cuts = Patches(x.shape[dim], self._division.patches, self._frames)
+        if self._cuts is None or (of and x.shape[dim] != self._cuts.tokens):
+            return x
+        text = f"{name} has {x.shape[dim]} tokens where others have {self._cuts.tokens}; use mode gather"
+        require(x.shape[dim] == self._cuts.tokens, InputError, text)
+        return x if self._turn is None else self._cuts[self._turn].take(x, dim)
+
+    def again(self) -> bool:
+        """Say whether this is a later patch of the same call."""
+        return bool(self._turn)
+
+    def owns(self, number: int) -> bool:
+        """Say whether a block is this rank's."""
+        return number in self._own
+
+    def at_block(self, number: int, streams: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Take the streams from the rank before, or hand them on to the next, where its blocks begin."""
+        self._block, self._attention, self._heard = number, 0, False
+        if number == self._own.start and self._place:
+            return self._taken(streams)
+        if number == self._own.stop:
+            for m, patch in self._turned():
+                self._send(m, TensorKind.HIDDEN, self._message(streams, patch))
+        return streams
+
+    def done(self, number: int) -> None:
+        """Refuse a block whose attention was to this patch alone."""
+        text = f"block {number} has exchanged nothing in its attention, so the picture would be wrong"
+        require(self._heard, InputError, f"{text}; use mode one")
 
     def attend(self, layer: str, attention: Attention, stock: Stock) -> Tensor:
         """Return the attention of these tokens to all, those of other patches as of their last turn."""
-        text = f"{layer} has a mask, which mode pipe does not take; use mode gather"
-        require(attention.mask is None, InputError, text)
-        name = (self._call.stream, self._block)  # one processor may serve several layers
-        self._heard = True
-        if name not in self._kept:
-            self._kept[name] = attention.key.clone(), attention.value.clone()
-        n = attention.key.shape[1] - (self._rows.stop - self._rows.start)  # text tokens
-        for kept, new in zip(self._kept[name], (attention.key, attention.value), strict=True):
-            kept[:, :n] = new[:, :n]
-            kept[:, n + self._rows.start : n + self._rows.stop] = new[:, n:]
-        key, value = self._kept[name]
-        return stock.whole(Attention(attention.query, key, value, None))
+        place = (self._call.stream, self._block, self._attention)  # one processor may serve several layers
+        self._heard, self._attention = True, self._attention + 1
+        if self._turn is None:
+            return stock.whole(self._kept.whole(place, attention))
+        layout = TokenLayout(self._tokens, self._plan.text_after)
+        return stock.whole(self._kept.renewed(place, attention, self._patches[self._turn], layout))
+
+    def join(self, x: Tensor, dim: int) -> Tensor:
+        """Return the output of all patches after the last one's turn, and before it a place for it."""
+        shape = [*x.shape[:dim], self._tokens, *x.shape[dim + 1 :]]
+        if self._last:
+            for m, patch in self._turned():
+                part = patch.take(x, dim) if self._turn is None else x
+                self._outputs.append(self._send(m, TensorKind.OUTPUT, part))
+        if self._turn not in (None, len(self._patches) - 1):
+            return x.new_zeros(()).expand(shape)
+        out = x.new_empty(shape)
+        for m, patch in enumerate(self._patches):
+            place = [*x.shape[:dim], patch.tokens, *x.shape[dim + 1 :]]
+            patch.put(out, self._outputs[m] if self._last else self._output(m, tuple(place), x), dim)
+        self._outputs = []
+        return out
 
     def _forget(self) -> None:
         hidden, output = (Endpoints(coding, self._ranks) for coding in self._codings)
         self._ends = {TensorKind.HIDDEN: hidden, TensorKind.OUTPUT: output}
-        self._kept: dict[tuple[int, int], tuple[Tensor, Tensor]] = {}
-        self._made: dict[int, Tensor] = {}
-        self._calls = 0
+        self._kept, self._calls = KeptKeys(), 0
 
-    def _cut(self, tokens: int) -> list[slice]:
-        text = f"{self._patches} patches are more than the picture's {tokens} tokens; give fewer patches"
-        require(tokens >= self._patches, InputError, text)
-        ends = [tokens * (m + 1) // self._patches for m in range(self._patches)]
-        return [slice(start, end) for start, end in zip([0, *ends], ends, strict=False)]
+    @property
+    def _patches(self) -> Patches:
+        text = f"{type(self._model).__name__} runs its blocks before its tokens are cut; use mode one"
+        require(self._cuts is not None, InputError, text)
+        return self._cuts  # type: ignore[return-value]  # require has checked it
 
-    def _through(
-        self, text: Tensor, picture: Tensor, embedded: Embedded, rows: slice
-    ) -> tuple[Tensor, Tensor]:
-        """Return text and picture tokens after this rank's blocks; ``rows``: which tokens these are."""
-        self._rows, places = rows, embedded.places(rows)
-        for i in self._own:
-            self._block, self._heard = i, False
-            text, picture = self._model.run(i, text, picture, embedded.time, places)
-            deaf = f"{self._model.processor(i)} has exchanged nothing, so the picture would be wrong"
-            require(self._heard, InputError, f"{deaf}; use mode one")
-        return text, picture
+    @property
+    def _tokens(self) -> int:
+        return self._patches.tokens
 
-    def _pass_whole(self, embedded: Embedded, rows: list[slice]) -> None:
-        """Take all patches before the blocks run: nothing of another step is used."""
-        taken = [self._taken(m, embedded, part) for m, part in enumerate(rows)]
-        whole = torch.cat([picture for _, picture in taken], 1)
-        text, picture = self._through(taken[0][0], whole, embedded, slice(0, whole.shape[1]))
-        for m, part in enumerate(rows):
-            self._hand_on(m, text, picture[:, part], embedded)
+    def _turned(self) -> list[tuple[int, Patch]]:
+        """Return the patches of this turn: one, or all."""
+        every = list(enumerate(self._patches))
+        return every if self._turn is None else [every[self._turn]]
 
-    def _taken(self, m: int, embedded: Embedded, rows: slice) -> tuple[Tensor, Tensor]:
-        """Return text and a patch as the rank before has left them."""
-        if self._place == 0:
-            return embedded.text, embedded.picture[:, rows]
-        n, like = embedded.text.shape[1], embedded.picture
-        shape = (like.shape[0], n + rows.stop - rows.start, like.shape[2])
-        both = self._received(self._ranks[self._place - 1], m, TensorKind.HIDDEN, shape, like)
-        return both[:, :n], both[:, n:]
+    def _message(self, streams: Mapping[str, Tensor], patch: Patch) -> Tensor:
+        """Return the tokens of a patch, and the text's, of all streams together [B, tokens, d]."""
+        parts = [x if name == TEXT else self._picture(x, patch) for name, x in streams.items()]
+        return torch.cat(parts, 1)
 
-    def _hand_on(self, m: int, text: Tensor, picture: Tensor, embedded: Embedded) -> None:
-        """Send a patch to the next rank, or the output that is made of it to all."""
-        if not self._last:
-            both = torch.cat((text, picture), 1)
-            self._send(m, TensorKind.HIDDEN, both)
-            return
-        self._made[m] = self._send(m, TensorKind.OUTPUT, self._model.finish(picture, embedded))
+    def _picture(self, x: Tensor, patch: Patch) -> Tensor:
+        """Return a patch of a stream, which may have the text before or after the picture."""
+        if self._turn is not None:
+            return x
+        words = x.shape[1] - self._tokens
+        start, there = (0, self._tokens) if self._plan.text_after else (words, 0)
+        text, ours = x.narrow(1, there, words), patch.take(x.narrow(1, start, self._tokens), 1)
+        return torch.cat((ours, text) if self._plan.text_after else (text, ours), 1)
 
-    def _output(self, m: int, rows: slice, embedded: Embedded, inputs: Mapping[str, Any]) -> Tensor:
-        if self._last:
-            return self._made.pop(m)
-        x: Tensor = inputs["hidden_states"]
-        shape = (x.shape[0], rows.stop - rows.start, x.shape[2])
-        return self._received(self._ranks[-1], m, TensorKind.OUTPUT, shape, x)
+    def _taken(self, streams: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
+        """Return the streams as the rank before has left them, those of all patches put together."""
+        found = {name: torch.empty_like(x) for name, x in streams.items()}
+        like = next(iter(streams.values()))
+        for m, patch in self._turned():
+            parts = {name: self._length(name, x, patch) for name, x in streams.items()}
+            shape = (like.shape[0], sum(parts.values()), like.shape[2])
+            both = self._received(self._ranks[self._place - 1], m, TensorKind.HIDDEN, shape, like)
+            for (name, x), part in zip(found.items(), both.split(list(parts.values()), 1), strict=True):
+                self._place_part(name, x, part, patch)
+        return found
+
+    def _length(self, name: str, x: Tensor, patch: Patch) -> int:
+        """Return how many tokens of a stream come with a patch."""
+        if name == TEXT or self._turn is not None:
+            return x.shape[1]
+        return x.shape[1] - self._tokens + patch.tokens
+
+    def _place_part(self, name: str, x: Tensor, part: Tensor, patch: Patch) -> None:
+        if name == TEXT or self._turn is not None:
+            x.copy_(part)
+        else:
+            renew(x, part, patch, TokenLayout(self._tokens, self._plan.text_after), 1)
+
+    def _output(self, m: int, shape: tuple[int, ...], like: Tensor) -> Tensor:
+        return self._received(self._ranks[-1], m, TensorKind.OUTPUT, shape, like)
 
     def _send(self, m: int, kind: TensorKind, x: Tensor) -> Tensor:
         """Send a tensor; return what the others will decode."""
@@ -227,7 +277,7 @@ class PipeFusion(CountedCalls):
 
     def _stop(self, call: int, stop: RankMessage) -> None:
         body = stop.pack()
-        for m in range(self._patches):
+        for m in range(self._division.patches):
             self._exchange.scatter(call + self._slot(self._sends, m), dict.fromkeys(self._next, body))
 
     @property
@@ -248,4 +298,7 @@ class PipeFusion(CountedCalls):
     def _slot(self, kind: TensorKind, m: int) -> int:
         return m if kind == TensorKind.HIDDEN else _OUTPUTS + m
 
-    _rows, _block, _heard = slice(0, 0), 0, False  # of the block that runs
+    _turn: int | None = None  # which patch, or all
+    _block, _attention, _heard = 0, 0, False  # of the block that runs
+    _cuts: Patches | None = None
+    _frames = 0

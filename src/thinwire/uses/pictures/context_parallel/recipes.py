@@ -21,7 +21,7 @@ from thinwire.codecs import Cast, Codec, LowRank, RankOne, Uniform
 from thinwire.links.mesh import Peer
 from thinwire.uses.pictures.agreement import Parallel, check_given, refused
 from thinwire.uses.pictures.coding import FP16, MAX_WARMUP, Coding
-from thinwire.uses.pictures.context_parallel.modes import Division
+from thinwire.uses.pictures.context_parallel.modes import SPACE, TIME, Division
 from thinwire.uses.pictures.context_parallel.parallel import over_ranks
 from thinwire.uses.pictures.context_parallel.pipefusion import MOST_PATCHES
 
@@ -38,6 +38,7 @@ WARMUP = Parameter("how many steps at first wait for all, in 8 or 16 bits", 1, M
 EARLY = Parameter("how many steps after those are sent in more bits, 8 at most", 0, MAX_WARMUP)
 ORDER = Parameter("whether residuals are of values, or of their change from step to step", 1, 2)
 PATCHES = Parameter("into how many parts the picture is cut", 1, MOST_PATCHES)
+OVER = Parameter("whether a video's patches are some of its frames, or a part of each", choices=(TIME, SPACE))
 PIPE_BITS = Parameter("the bits of a value of a residual", 1, 8)
 DECAY = {1: 0.625, 2: 0.75}  # by bits: what is decoded more coarsely says less of how values move
 RANK = Parameter("the rank of the factors of a residual", 1, 64)
@@ -138,13 +139,17 @@ def guidance() -> Made:
 @DIFFUSION.register(
     "pipe-fp16", "Blocks over the ranks, the picture in patches, as float16.", "PipeFusion, arXiv 2405.14430"
 )
-def pipe_fp16(warmup: Annotated[int, WARMUP] = 1, patches: Annotated[int, PATCHES] = 4) -> Made:
+def pipe_fp16(
+    warmup: Annotated[int, WARMUP] = 1,
+    patches: Annotated[int, PATCHES] = 4,
+    over: Annotated[str, OVER] = TIME,
+) -> Made:
     """Send the hidden states of patches, and outputs, as float16.
 
     Source: patches, and keys and values of their last turn [quoted]. All patches of a step are awaited before
     the next step begins [ours]: the caller's loop stays as it is.
     """
-    return {ATTENTION: Coding(FP16, warmup), OUTPUT: Coding(FP16)}, Division("pipe", patches)
+    return {ATTENTION: Coding(FP16, warmup), OUTPUT: Coding(FP16)}, Division("pipe", patches, over)
 
 
 @DIFFUSION.register(
@@ -156,11 +161,12 @@ def compact_pipe(
     patches: Annotated[int, PATCHES] = 4,
     order: Annotated[int, ORDER] = 2,
     early: Annotated[int, EARLY] = 5,
+    over: Annotated[str, OVER] = TIME,
 ) -> Made:
     """Send what has changed in the hidden state of a patch since its last turn, 4 bits by default [ours]."""
     codec = RankOne(bits) if bits < 3 else Uniform(bits, group=64)
     change = Delta() if order == 1 else SecondOrderDelta(0.75)
-    return _residuals(codec, change, warmup, Uniform(8, group=64), early), Division("pipe", patches)
+    return _residuals(codec, change, warmup, Uniform(8, group=64), early), Division("pipe", patches, over)
 
 
 @DIFFUSION.register(

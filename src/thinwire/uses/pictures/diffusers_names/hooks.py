@@ -9,7 +9,7 @@ values of all ranks, and then goes on as on one device. So every back end serves
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from functools import wraps
@@ -54,7 +54,7 @@ def attached(model: nn.Module, session: ShardedForward, plan: SplitPlan | None =
     taken apart already; ``MissingExtra`` without diffusers.
     """
     check_host()
-    plan, heard, session = plan_of(model, plan), set[str](), _uncompiled(session)
+    plan, heard, session = plan_of(model, plan), set[str](), uncompiled(session)
     _whole(model)
     with ExitStack() as undo:
         whole = whole_of(model, plan)
@@ -70,9 +70,9 @@ def attached(model: nn.Module, session: ShardedForward, plan: SplitPlan | None =
 
 
 @contextmanager
-def listening(model: nn.Module, session: ShardedForward) -> Iterator[None]:
-    """Let ``session`` attend for the layers of ``model`` inside the block, and leave it as it was."""
-    with _listening(model, _uncompiled(session), set()):
+def listening(model: nn.Module, session: ShardedForward, whole: Collection[nn.Module] = ()) -> Iterator[None]:
+    """Let ``session`` attend for the layers of ``model``, but for ``whole`` ones, inside the block."""
+    with _listening(model, session, set(), whole):
         yield
 
 
@@ -104,9 +104,11 @@ def intercepted(model: nn.Module, passes: WholeForward) -> Iterator[None]:
         undo()
 
 
-def _uncompiled(session: ShardedForward) -> Any:
+_NAMES = tuple(name for name in vars(ShardedForward) if not name.startswith("_"))
+
+
+def uncompiled(session: object, names: Sequence[str] = _NAMES) -> Any:
     """Return a session that ``torch.compile`` does not look into: nothing in it can be compiled."""
-    names = [name for name in vars(ShardedForward) if not name.startswith("_") and hasattr(session, name)]
     return SimpleNamespace(**{name: torch.compiler.disable(getattr(session, name)) for name in names})
 
 
@@ -260,7 +262,8 @@ class SplitHook(Hook):
         self._session, self._entries = session, entries
 
     def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], Any]:
-        names, given = list(inspect.signature(type(module).forward).parameters)[1:], list(args)
+        kind = getattr(module, "kind", type(module))  # of a block that is not here: what it stands for
+        names, given = list(inspect.signature(kind.forward).parameters)[1:], list(args)
         for name, entry in self._entries.items():
             if name in kwargs:
                 kwargs[name] = self._cut(name, kwargs[name], entry)
@@ -324,9 +327,9 @@ class Calls(Hook):
         context = self._state._context
         inputs = self._signature.bind_partial(module, *args, **kwargs).arguments
         inputs.pop("self")
-        return Given(context.name if context else None, inputs, lambda: self._check(module))
+        return Given(context.name if context else None, inputs, lambda: self._check(module, inputs))
 
-    def _check(self, module: nn.Module) -> None:
+    def _check(self, module: nn.Module, inputs: Mapping[str, Any]) -> None:
         """Raise ``InputError`` for what no rank can compute."""
         require(not torch.is_grad_enabled(), InputError, NO_GRADIENTS)
         text = "caches that skip layers do not go with several ranks; call disable_cache() first"
@@ -348,10 +351,19 @@ class Instead(Calls):
     def new_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         forward, given = self.fn_ref.original_forward, self._given(module, *args, **kwargs)
         try:
-            return self._session.run(given, lambda: forward(*args, **kwargs))
+            return self._session.run(given, lambda: forward(*map(_own, args), **_own_each(kwargs)))
         except BaseException as e:
             self._session.fail(e)
             raise
+
+
+def _own(x: Any) -> Any:
+    """Return an input that the model may write to: some take what they have read out of a dictionary."""
+    return dict(x) if isinstance(x, dict) else x
+
+
+def _own_each(kwargs: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: _own(x) for name, x in kwargs.items()}
 
 
 class Root(Calls):
@@ -390,8 +402,8 @@ class Root(Calls):
             raise
         return output
 
-    def _check(self, module: nn.Module) -> None:
-        super()._check(module)
+    def _check(self, module: nn.Module, inputs: Mapping[str, Any]) -> None:
+        super()._check(module, inputs)
         for path, parts in self._places.items():
             text = f"{path} was replaced while the model was parallel, as adapters do; load them before"
             require(modules_of(module, path) == parts, InputError, text)

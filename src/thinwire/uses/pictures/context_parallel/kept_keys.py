@@ -1,0 +1,84 @@
+"""Keys and values of all tokens where one patch at a time is computed: the others' are of their last turn."""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from thinwire.types import InputError, require
+from thinwire.uses.pictures.context_parallel.patches import Patch
+from thinwire.uses.pictures.diffusers_names.interfaces import Attention
+
+Place = tuple[int, int, int]  # a stream, a block, and which attention of the block
+
+
+class TokenLayout(NamedTuple):
+    """Where an attention's tokens stand: the picture's number, and whether the text's are behind them."""
+
+    tokens: int
+    text_after: bool
+
+
+class KeptKeys:
+    """What each layer has last computed as keys, values and mask of all tokens."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Place, tuple[Tensor, Tensor, Tensor | None]] = {}
+
+    def whole(self, place: Place, attention: Attention) -> Attention:
+        """Keep an attention of all tokens, and return it."""
+        _, key, value, mask = attention
+        by_keys = mask is not None and mask.shape[-1] == key.shape[1]
+        self._kept[place] = key.clone(), value.clone(), mask.clone() if by_keys and mask is not None else None
+        return attention
+
+    def renewed(self, place: Place, attention: Attention, patch: Patch, layout: TokenLayout) -> Attention:
+        """Return an attention of a patch to all tokens. Errors: ``InputError`` for other masks."""
+        name = f"attention {place[2]} of block {place[1]}"
+        text = f"{name} has no keys of the step before; its model runs other layers in each step"
+        require(place in self._kept, InputError, f"{text}; use mode gather")
+        key, value, kept_mask = self._kept[place]
+        words = attention.key.shape[1] - patch.tokens
+        keys = attention.key.shape[1]
+        text = f"{name} has {keys} keys for {patch.tokens} tokens and the text; use mode gather"
+        require(words >= 0 and key.shape[1] == layout.tokens + words, InputError, text)
+        for kept, new in ((key, attention.key), (value, attention.value)):
+            renew(kept, new, patch, layout, 1)
+        mask = _mask(attention, kept_mask, patch, layout, name)
+        return Attention(attention.query, key, value, mask)
+
+
+def renew(kept: Tensor, new: Tensor, patch: Patch, layout: TokenLayout, dim: int) -> None:
+    """Write text and patch, as they are now, where they stand among all tokens."""
+    words = new.shape[dim] - patch.tokens
+    ours, text = (0, patch.tokens) if layout.text_after else (words, 0)
+    start, there = (0, layout.tokens) if layout.text_after else (words, 0)
+    patch.put(kept.narrow(dim, start, layout.tokens), new.narrow(dim, ours, patch.tokens), dim)
+    kept.narrow(dim, there, words).copy_(new.narrow(dim, text, words))
+
+
+def _mask(
+    attention: Attention, kept: Tensor | None, patch: Patch, layout: TokenLayout, name: str
+) -> Tensor | None:
+    """Return the mask of a patch's queries over all keys."""
+    mask, own = attention.mask, attention.key.shape[1]
+    if mask is None:
+        return None
+    words = own - patch.tokens
+    rows = mask.shape[-2] if mask.dim() > 2 else 1
+    if mask.shape[-1] == layout.tokens + words:  # of all keys already
+        return mask if rows in (1, attention.query.shape[1]) else _rows(mask, patch, layout, words)
+    text = f"the mask of {name}, {tuple(mask.shape)}, is not over its keys alone; use mode gather"
+    require(mask.shape[-1] == own and rows == 1 and kept is not None, InputError, text)
+    whole: Tensor = kept  # type: ignore[assignment]  # require has checked it
+    renew(whole, mask, patch, layout, mask.dim() - 1)
+    return whole
+
+
+def _rows(mask: Tensor, patch: Patch, layout: TokenLayout, words: int) -> Tensor:
+    """Return the rows of a patch's queries and of the text in a mask of pairs of all tokens."""
+    start, there = (0, layout.tokens) if layout.text_after else (words, 0)
+    text, ours = mask.narrow(-2, there, words), patch.take(mask.narrow(-2, start, layout.tokens), -2)
+    return torch.cat((ours, text) if layout.text_after else (text, ours), -2)

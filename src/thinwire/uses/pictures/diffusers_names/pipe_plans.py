@@ -1,0 +1,211 @@
+"""Where transformers of diffusers can be cut between blocks: one entry a family, by names of its own.
+
+An entry says which lists of blocks a model runs one after the other, and what a block returns, by the names
+of the inputs that its next one takes. How the tokens of a patch are cut is the plan of ``plans.py``, without
+the text: that is computed with every patch. As tested with version 0.42.1.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+from torch import nn
+
+from thinwire.types import InputError, require
+from thinwire.uses.pictures.diffusers_names.plans import (
+    CONTROL,
+    IDS,
+    JOINED,
+    TOKENS,
+    JoinOutput,
+    SplitInput,
+    SplitPlan,
+    Whole,
+    has_plan,
+    modules_of,
+    plan_of,
+)
+
+HIDDEN, TEXT = "hidden_states", "encoder_hidden_states"
+_TEXTS = {TEXT, "txt_ids", "encoder_attention_mask", "encoder_hidden_states_mask", "attention_mask"}
+
+
+@dataclass(frozen=True)
+class BlockList:
+    """A list of blocks by its path, and what each returns: names of inputs, or one name."""
+
+    path: str
+    returns: tuple[str, ...] | str
+
+
+@dataclass(frozen=True)
+class PipePlan:
+    """How the blocks and tokens of a family are cut.
+
+    ``split``: how tokens are cut, where it is not as ``plans.py`` says without the text. ``more``: what is
+    added to that. ``once``: modules before the blocks whose output all patches of a step have in common.
+    ``text_after``: whether attention has the text's keys behind the picture's. ``never``: inputs that do not
+    go with patches. ``frames``: in how many frames a call's tokens are.
+    """
+
+    lists: tuple[BlockList, ...]
+    split: SplitPlan | None = None
+    more: SplitPlan = field(default_factory=dict)
+    once: tuple[str, ...] = ()
+    text_after: bool = False
+    never: tuple[str, ...] = ()
+    frames: Callable[[Any, Mapping[str, Any]], int] = lambda model, inputs: 0
+
+
+class PipedBlock(NamedTuple):
+    """One block of a model: the path of it, the module, and what it returns."""
+
+    path: str
+    module: nn.Module
+    returns: tuple[str, ...] | str
+
+    @property
+    def streams(self) -> tuple[str, ...]:
+        """The names of the inputs that it changes."""
+        return (self.returns,) if isinstance(self.returns, str) else self.returns
+
+
+def pipe_plan_of(model: nn.Module) -> PipePlan:
+    """Return how the blocks of a model are cut. Errors: ``InputError`` for a family that has no entry."""
+    kind = type(model)
+    found = next((PIPES[c.__name__] for c in kind.__mro__ if c.__name__ in PIPES), None)
+    other = "gather" if has_plan(model) else "batch"
+    text = f"mode pipe does not know where to cut a {kind.__name__}; use mode {other}"
+    require(found is not None, InputError, text)
+    return found  # type: ignore[return-value]  # require has checked it
+
+
+def list_paths(kind: str) -> tuple[str, ...]:
+    """Return the paths of the block lists of a class, none where it has no entry.
+
+    >>> list_paths("WanTransformer3DModel")
+    ('blocks',)
+    """
+    return tuple(each.path for each in PIPES[kind].lists) if kind in PIPES else ()
+
+
+def blocks_of(model: nn.Module) -> list[PipedBlock]:
+    """Return the blocks of a model, in the order in which they run. Errors: ``InputError``."""
+    return list(_blocks(model, pipe_plan_of(model)))
+
+
+def _blocks(model: nn.Module, plan: PipePlan) -> Iterator[PipedBlock]:
+    for each in plan.lists:
+        (found,) = modules_of(model, each.path)
+        for i, (_, block) in enumerate(found.named_children()):
+            yield PipedBlock(f"{each.path}.{i}", block, each.returns)
+
+
+def patch_split(model: nn.Module, given: SplitPlan | None = None) -> SplitPlan:
+    """Return how the tokens of a patch are cut: as ``given``, or as shares of ranks without the text.
+
+    Errors: ``InputError`` as ``plan_of``.
+    """
+    own = pipe_plan_of(model)
+    found = given if given is not None else own.split
+    if found is None:
+        whole = plan_of(model)
+        found = {path: _without_text(entries) for path, entries in whole.items()}
+    return {path: entries for path, entries in {**found, **own.more}.items() if entries != {}}
+
+
+def _without_text(entries: Any) -> Any:
+    if not isinstance(entries, Mapping):
+        return entries
+    return {name: entry for name, entry in entries.items() if name not in _TEXTS}
+
+
+def cut(blocks: Sequence[object], ranks: int) -> list[range]:
+    """Return which blocks each rank has, as even as they go.
+
+    >>> cut("abcdefg", 3)
+    [range(0, 3), range(3, 5), range(5, 7)]
+    """
+    n = len(blocks)
+    text = f"mode pipe cuts {n} blocks over the ranks, and there are {ranks} of these; use fewer ranks"
+    require(n >= ranks, InputError, text)
+    sizes = [n // ranks + (k < n % ranks) for k in range(ranks)]
+    ends = [sum(sizes[: k + 1]) for k in range(ranks)]
+    return [range(end - size, end) for size, end in zip(sizes, ends, strict=True)]
+
+
+def _frames(axis: int, setting: str) -> Callable[[Any, Mapping[str, Any]], int]:
+    """Count the frames along an axis of the hidden states, some of which a setting makes one."""
+
+    def count(model: Any, inputs: Mapping[str, Any]) -> int:
+        size = getattr(model.config, setting)
+        return -(-inputs[HIDDEN].shape[axis] // ((size[0] if isinstance(size, Sequence) else size) or 1))
+
+    return count
+
+
+_BOTH, _TEXT_LAST = (TEXT, HIDDEN), (HIDDEN, TEXT)
+_DOUBLE, _SINGLE = "transformer_blocks", "single_transformer_blocks"
+_JOINT = (BlockList(_DOUBLE, _BOTH), BlockList(_SINGLE, _BOTH))  # two streams to the end
+_MERGED = (BlockList(_DOUBLE, _BOTH), BlockList(_SINGLE, HIDDEN))  # text and picture are one in the second
+_PACKED: SplitPlan = {"": {HIDDEN: TOKENS, "img_ids": IDS, **CONTROL}, **JOINED}
+_WAN = PipePlan((BlockList("blocks", HIDDEN),), frames=_frames(2, "patch_size"))
+
+PIPES: dict[str, PipePlan] = {
+    "FluxTransformer2DModel": PipePlan(_JOINT),
+    "Flux2Transformer2DModel": PipePlan(_MERGED),
+    "ChromaTransformer2DModel": PipePlan(_MERGED, _PACKED, once=("distilled_guidance_layer",)),
+    "LongCatImageTransformer2DModel": PipePlan(_JOINT),
+    "OvisImageTransformer2DModel": PipePlan(_JOINT),
+    "BriaTransformer2DModel": PipePlan(_JOINT),
+    "QwenImageTransformer2DModel": PipePlan(
+        (BlockList(_DOUBLE, _BOTH),), more={"pos_embed": {0: SplitInput(0, 2)}}
+    ),
+    "SD3Transformer2DModel": PipePlan(
+        (BlockList(_DOUBLE, _BOTH),),
+        {
+            "": {"block_controlnet_hidden_states": TOKENS},
+            f"{_DOUBLE}.0": {HIDDEN: TOKENS},
+            **JOINED,
+        },
+        text_after=True,
+        never=("skip_layers",),
+    ),
+    "WanTransformer3DModel": _WAN,
+    "SkyReelsV2Transformer3DModel": _WAN,
+    "ChronoEditTransformer3DModel": _WAN,
+    "HunyuanVideoTransformer3DModel": PipePlan(
+        (BlockList(_DOUBLE, _TEXT_LAST), BlockList(_SINGLE, _TEXT_LAST)),
+        once=("context_embedder",),
+        text_after=True,
+        frames=_frames(2, "patch_size_t"),
+    ),
+    "LTXVideoTransformer3DModel": PipePlan(
+        (BlockList(_DOUBLE, HIDDEN),),
+        more={f"{_DOUBLE}.*.attn2": Whole()},
+        frames=lambda model, inputs: inputs.get("num_frames") or 0,
+    ),
+    "CogVideoXTransformer3DModel": PipePlan(
+        (BlockList(_DOUBLE, _TEXT_LAST),),
+        {
+            "": {"image_rotary_emb": SplitInput(0, 2)},
+            f"{_DOUBLE}.0": {HIDDEN: TOKENS},
+            **JOINED,
+        },
+        frames=_frames(1, "patch_size_t"),
+    ),
+    "ZImageTransformer2DModel": PipePlan(  # one sequence of picture and text, which is cut as a whole
+        (BlockList("layers", "x"),),
+        {
+            "noise_refiner": Whole(),
+            "context_refiner": Whole(),
+            "layers.0": {"x": TOKENS},
+            "layers.*": {"freqs_cis": SplitInput(1, 3), "noise_mask": SplitInput(1, 2)},
+            "all_final_layer.*": JoinOutput(),
+        },
+        once=("noise_refiner.*", "context_refiner.*"),
+        never=("siglip_feats",),
+    ),
+}
