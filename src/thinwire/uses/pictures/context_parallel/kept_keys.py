@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from thinwire.types import InputError, require
-from thinwire.uses.pictures.context_parallel.patches import Patch
+from thinwire.uses.pictures.context_parallel.patches import TokenPatch
 from thinwire.uses.pictures.diffusers_names.interfaces import Attention
 
 Place = tuple[int, int, int]  # a stream, a block, and which attention of the block
@@ -34,7 +34,9 @@ class KeptKeys:
         self._kept[place] = key.clone(), value.clone(), mask.clone() if by_keys and mask is not None else None
         return attention
 
-    def renewed(self, place: Place, attention: Attention, patch: Patch, layout: TokenLayout) -> Attention:
+    def renewed(
+        self, place: Place, attention: Attention, patch: TokenPatch, layout: TokenLayout
+    ) -> Attention:
         """Return an attention of a patch to all tokens. Errors: ``InputError`` for other masks."""
         name = f"attention {place[2]} of block {place[1]}"
         text = f"{name} has no keys of the step before; its model runs other layers in each step"
@@ -50,7 +52,7 @@ class KeptKeys:
         return Attention(attention.query, key, value, mask)
 
 
-def renew(kept: Tensor, new: Tensor, patch: Patch, layout: TokenLayout, dim: int) -> None:
+def renew(kept: Tensor, new: Tensor, patch: TokenPatch, layout: TokenLayout, dim: int) -> None:
     """Write text and patch, as they are now, where they stand among all tokens."""
     words = new.shape[dim] - patch.tokens
     ours, text = (0, patch.tokens) if layout.text_after else (words, 0)
@@ -60,7 +62,7 @@ def renew(kept: Tensor, new: Tensor, patch: Patch, layout: TokenLayout, dim: int
 
 
 def _mask(
-    attention: Attention, kept: Tensor | None, patch: Patch, layout: TokenLayout, name: str
+    attention: Attention, kept: Tensor | None, patch: TokenPatch, layout: TokenLayout, name: str
 ) -> Tensor | None:
     """Return the mask of a patch's queries over all keys."""
     mask, own = attention.mask, attention.key.shape[1]
@@ -77,7 +79,7 @@ def _mask(
     return whole
 
 
-def _rows(mask: Tensor, patch: Patch, layout: TokenLayout, words: int) -> Tensor:
+def _rows(mask: Tensor, patch: TokenPatch, layout: TokenLayout, words: int) -> Tensor:
     """Return the rows of a patch's queries and of the text in a mask of pairs of all tokens."""
     start, there = (0, layout.tokens) if layout.text_after else (words, 0)
     text, ours = mask.narrow(-2, there, words), patch.take(mask.narrow(-2, start, layout.tokens), -2)

@@ -12,7 +12,7 @@ from thinwire.types import InputError, require
 
 
 @dataclass(frozen=True, eq=False)
-class Patch:
+class TokenPatch:
     """The tokens of one patch: a range, or places among all tokens [n]."""
 
     tokens: int
@@ -21,7 +21,7 @@ class Patch:
     def take(self, x: Tensor, dim: int = 1) -> Tensor:
         """Return the patch's tokens of ``x``, which has all along ``dim``.
 
-        >>> Patch(2, slice(1, 3)).take(torch.arange(4), 0)
+        >>> TokenPatch(2, slice(1, 3)).take(torch.arange(4), 0)
         tensor([1, 2])
         """
         if isinstance(self.places, slice):
@@ -36,7 +36,7 @@ class Patch:
             x.index_copy_(dim, self.places.to(x.device), part)
 
 
-class Patches(Sequence[Patch]):
+class Patches(Sequence[TokenPatch]):
     """All tokens in patches, as even as they go.
 
     ``frames``: in how many frames the tokens are, one after the other, each of which is then cut alike; 0
@@ -62,15 +62,15 @@ class Patches(Sequence[Patch]):
     def __len__(self) -> int:
         return len(self._patches)
 
-    def __getitem__(self, number: int) -> Patch:  # type: ignore[override]  # no slices of them
+    def __getitem__(self, number: int) -> TokenPatch:  # type: ignore[override]  # no slices of them
         return self._patches[number]
 
-    def __iter__(self) -> Iterator[Patch]:
+    def __iter__(self) -> Iterator[TokenPatch]:
         return iter(self._patches)
 
 
-def _patch(part: slice, tokens: int, frames: int) -> Patch:
+def _patch(part: slice, tokens: int, frames: int) -> TokenPatch:
     if not frames:
-        return Patch(part.stop - part.start, part)
+        return TokenPatch(part.stop - part.start, part)
     places = torch.arange(tokens).view(frames, -1)[:, part].flatten()
-    return Patch(len(places), places)
+    return TokenPatch(len(places), places)

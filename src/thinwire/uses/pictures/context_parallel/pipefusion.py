@@ -23,7 +23,7 @@ from thinwire.uses.pictures.arrivals import Arrivals, Arrived, arrived
 from thinwire.uses.pictures.coding import Coding, Endpoints
 from thinwire.uses.pictures.context_parallel.kept_keys import KeptKeys, TokenLayout, renew
 from thinwire.uses.pictures.context_parallel.modes import SPACE, Division
-from thinwire.uses.pictures.context_parallel.patches import Patch, Patches
+from thinwire.uses.pictures.context_parallel.patches import Patches, TokenPatch
 from thinwire.uses.pictures.diffusers_names.block_hooks import piped
 from thinwire.uses.pictures.diffusers_names.interfaces import Attention, Given, Stock
 from thinwire.uses.pictures.diffusers_names.pipe_plans import TEXT, blocks_of, cut, pipe_plan_of
@@ -167,17 +167,17 @@ class PipeFusion(CountedCalls):
     def _tokens(self) -> int:
         return self._patches.tokens
 
-    def _turned(self) -> list[tuple[int, Patch]]:
+    def _turned(self) -> list[tuple[int, TokenPatch]]:
         """Return the patches of this turn: one, or all."""
         every = list(enumerate(self._patches))
         return every if self._turn is None else [every[self._turn]]
 
-    def _message(self, streams: Mapping[str, Tensor], patch: Patch) -> Tensor:
+    def _message(self, streams: Mapping[str, Tensor], patch: TokenPatch) -> Tensor:
         """Return the tokens of a patch, and the text's, of all streams together [B, tokens, d]."""
         parts = [x if name == TEXT else self._picture(x, patch) for name, x in streams.items()]
         return torch.cat(parts, 1)
 
-    def _picture(self, x: Tensor, patch: Patch) -> Tensor:
+    def _picture(self, x: Tensor, patch: TokenPatch) -> Tensor:
         """Return a patch of a stream, which may have the text before or after the picture."""
         if self._turn is not None:
             return x
@@ -198,13 +198,13 @@ class PipeFusion(CountedCalls):
                 self._place_part(name, x, part, patch)
         return found
 
-    def _length(self, name: str, x: Tensor, patch: Patch) -> int:
+    def _length(self, name: str, x: Tensor, patch: TokenPatch) -> int:
         """Return how many tokens of a stream come with a patch."""
         if name == TEXT or self._turn is not None:
             return x.shape[1]
         return x.shape[1] - self._tokens + patch.tokens
 
-    def _place_part(self, name: str, x: Tensor, part: Tensor, patch: Patch) -> None:
+    def _place_part(self, name: str, x: Tensor, part: Tensor, patch: TokenPatch) -> None:
         if name == TEXT or self._turn is not None:
             x.copy_(part)
         else:
