@@ -28,6 +28,7 @@ from thinwire.uses.pictures.context_parallel.attention import (
     UlyssesAttention,
 )
 from thinwire.uses.pictures.context_parallel.guidance import GuidanceParallel
+from thinwire.uses.pictures.context_parallel.latent import LatentParallel
 from thinwire.uses.pictures.context_parallel.modes import Batch, Division, ParallelMode
 from thinwire.uses.pictures.context_parallel.pipefusion import PipeFusion
 from thinwire.uses.pictures.diffusers_names.plans import SplitPlan
@@ -42,6 +43,7 @@ MODES: dict[str, type[ParallelMode]] = {
     "guidance": GuidanceParallel,
     BATCH: Batch,
     "pipe": PipeFusion,
+    "latent": LatentParallel,
 }
 
 

@@ -74,7 +74,7 @@ class PipeFusion(CountedCalls):
             self._abandon(cause)
             self._stop(self.clock.generation + 1 << _GENERATION, RankMessage.stop(cause))
 
-    def run(self, given: Given, compute: Callable[[], Any]) -> Any:
+    def run(self, given: Given, compute: Callable[..., Any]) -> Any:
         """Return the model's output for these inputs, the same bits on all ranks."""
         inputs, seen = given.inputs, CallInputs.of(given.inputs)
         self._begin(given, shapes_of(inputs), seen.time)
