@@ -68,6 +68,7 @@ PUBLIC = [
     "local_steps_lightning",
     "meet",
     "models",
+    "over_workers",
     "parallel",
     "parse_recipe",
     "publish_callback",
