@@ -200,7 +200,7 @@ def test_a_model_is_parallel_once_and_has_no_gradients(ranks: Meshes) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"mode": "ring"}, "no mode 'ring'; choose gather, .*pipe or one"),
+        ({"mode": "ring"}, "no mode 'ring'; choose gather, .* or one"),
         ({"recipe": "compct"}, "did you mean compact"),
         ({"plan": {"proj_out": None}}, "the plan of FluxTransformer2DModel says None|its plan"),
         ({"plan": {}}, r"rank \d has its plan"),
