@@ -65,7 +65,6 @@ SERVING = (
 )
 NEEDS = {
     "generate": PICTURES,
-    "worker": (*PICTURES, "thinwire.uses.pictures.workers.worker_session"),
     "publish": STATES,
     "follow": STATES,
     "federate": FEDERATED,

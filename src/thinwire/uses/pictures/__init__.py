@@ -4,10 +4,7 @@ from thinwire.uses.use import PICTURES, Command, RunKind, Use
 
 USE = Use(
     __name__,
-    commands=(
-        Command(".commands.generate:generate", PICTURES),
-        Command(".commands.worker:worker", PICTURES),
-    ),
+    commands=(Command(".commands.generate:generate", PICTURES),),
     kinds={"pictures": RunKind(".run.record:PicturesRecord", ".run.cards")},
     demos={"pictures": ".commands.demo:pictures"},
     registries=(

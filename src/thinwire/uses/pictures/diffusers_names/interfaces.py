@@ -26,8 +26,8 @@ class Given:
 class WholeForward(Protocol):
     """What stands in for the calls of a model that is whole."""
 
-    def run(self, given: Given, compute: Callable[..., Any]) -> Any:
-        """Return what the model returns; ``compute()`` lets it, perhaps with some inputs changed."""
+    def run(self, given: Given, compute: Callable[[], Any]) -> Any:
+        """Return what the model returns; ``compute()`` lets it."""
         ...
 
     def fail(self, cause: BaseException) -> None:
@@ -84,14 +84,12 @@ class Attention(NamedTuple):
 class Stock:
     """A back end of diffusers: what it makes of an attention, and how its products are scaled.
 
-    ``parts`` says whether torch's own attention is behind it, so that keys may as well come in parts;
-    ``beside``, whether it adds keys that every rank has, such as those of a text that is not split.
+    ``parts`` says whether torch's own attention is behind it, so that keys may as well come in parts.
     """
 
     whole: Callable[[Attention], Tensor]
     parts: bool = False
     scale: float | None = None
-    beside: bool = False
 
 
 class ExpertForward(Protocol):
