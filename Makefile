@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 export HF_HUB_DISABLE_TELEMETRY := 1
 unexport PYTHONDONTWRITEBYTECODE # the tests start many programs, each of which would compile all it imports
 
-.PHONY: help demo test test-long test-hosts test-flower check bench bench-stores bench-quality bench-links bench-throughput bench-plan bench-overlap bench-deltas bench-pushed bench-unbiased bench-emulator bench-state bench-sync-hosts bench-movers bench-student bench-finetuning bench-replicas bench-rates bench-fewest bench-coder bench-swarm-churn bench-swarm-scale bench-safe-rates bench-replica-times bench-diffusion bench-federated bench-federated-claims bench-supernet bench-papers bench-models bench-model-versions bench-caches bench-loading bench-plan-serving bench-serving bench-scenes bench-experts bench-garment-distance train-flux-fashion train-flux-fashion-moe train-classifier pages docs setup setup-flower setup-llama clean
+.PHONY: help demo test test-long test-hosts test-flower check bench bench-stores bench-quality bench-links bench-throughput bench-plan bench-overlap bench-deltas bench-pushed bench-unbiased bench-emulator bench-state bench-sync-hosts bench-movers bench-student bench-finetuning bench-replicas bench-rates bench-fewest bench-coder bench-swarm-churn bench-swarm-scale bench-safe-rates bench-replica-times bench-diffusion bench-federated bench-federated-claims bench-supernet bench-papers bench-models bench-model-versions bench-caches bench-loading bench-plan-serving bench-serving bench-scenes bench-experts bench-garment-distance bench-video train-flux-fashion train-flux-fashion-moe train-wan-fashion train-classifier pages docs setup setup-flower setup-llama clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -166,6 +166,12 @@ train-flux-fashion: setup  ## The weights of flux-fashion (an hour; goes on wher
 
 train-flux-fashion-moe: setup  ## The weights of flux-fashion-moe (ten minutes; goes on where it stopped; needs THINWIRE_DATA)
 	$(BIN)/python -m bench.pictures.flux_fashion_moe
+
+train-wan-fashion: setup  ## The weights of wan-fashion (an hour of one core; goes on where it stopped; needs THINWIRE_DATA)
+	$(BIN)/python -m bench.pictures.wan_fashion
+
+bench-video: setup  ## Clips by pipes of two and four ranks: bits, patches, memories, links (40 minutes; goes on where it stopped; root)
+	$(BIN)/python -m bench.pictures.video
 
 train-classifier: setup  ## The classifier of flux-fashion's garments, and what it recognises (five minutes; needs THINWIRE_DATA)
 	$(BIN)/python -m bench.pictures.garments train

@@ -63,7 +63,6 @@ PUBLIC = [
     "connect_mesh",
     "federated",
     "kv",
-    "load_part",
     "local_steps",
     "local_steps_callback",
     "local_steps_lightning",

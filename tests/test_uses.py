@@ -26,7 +26,7 @@ COMMANDS: dict[str, Any] = typer.main.get_group(app).commands
 USES = {
     "pipeline": ("quickstart", "train", ""),
     "replicas": ("replicas", "train", "replicas"),
-    "pictures": ("pictures", "generate", "pictures"),
+    "pictures": ("pictures", "generate", "pictures"),  # and video
     "swarm": ("swarm", "swarm", "swarm"),
     "federated": ("federated", "federate", "federated"),
     "state": ("state", "publish", "state"),
@@ -63,7 +63,7 @@ def test_each_kind_of_run_has_a_use() -> None:
     assert USES.keys() == kinds().keys()
     folders = {folder.parent.name for folder in (ROOT / "src" / "thinwire" / "uses").glob("*/__init__.py")}
     assert folders == {*NAMES}
-    assert {demo for _, _, demo in USES.values() if demo} == COMMANDS["demo"].commands.keys()
+    assert {demo for _, _, demo in USES.values() if demo} | {"video"} == COMMANDS["demo"].commands.keys()
 
 
 @pytest.mark.parametrize("name", NAMES)

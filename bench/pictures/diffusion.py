@@ -116,7 +116,7 @@ def generated(ways: dict[str, str], **options: Any) -> dict[str, Any]:
 
 def figures(record: dict[str, Any]) -> dict[str, Any]:
     """Return what a cell keeps of a record."""
-    names = ("mode", "ranks", "step_seconds", "bytes", "quality", "compute_s", "wait_s", "code_s")
+    names = ("mode", "ranks", "step_seconds", "bytes", "quality", "compute_s", "wait_s", "code_s", "memory")
     kept = {name: record[name] for name in (*names, "exchanges", "predicted_s")}
     return kept | {"seconds": record["totals"]["seconds"]}
 

@@ -19,6 +19,10 @@ BASE = {"two": ("two",), "four": ("four",), "parts": ("four",)}  # whose synchro
 @tabled("way", "seconds", "× faster", "a step", "sent a step", "× fewer than fp16", "PSNR")
 def pictures(runs: list[dict[str, Any]]) -> Rows:
     """The ways of the demo."""
+    yield from _timed(runs)
+
+
+def _timed(runs: list[dict[str, Any]]) -> Rows:
     first = runs[0]["totals"]["seconds"]
     for r in runs:
         sent, half = r["bytes"]["steady_step"], r["bytes"]["fp16_step"]
@@ -32,6 +36,17 @@ def pictures(runs: list[dict[str, Any]]) -> Rows:
             DASH if alone or not half else f"{half / sent:.1f}×",
             DASH if alone else decibels(r["quality"].get("psnr_db")),
         ]
+
+
+@tabled(
+    "way", "seconds", "× faster", "sent a step", "× fewer than fp16", "PSNR", "flicker", "memory of a rank"
+)
+def clips(runs: list[dict[str, Any]]) -> Rows:
+    """The ways of the demo of clips."""
+    for r, row in zip(runs, _timed(runs), strict=True):
+        peak = max(r["memory"]["peak_rss_bytes"]) / 1e6
+        flicker = DASH if r["mode"] == "one" else decibels(r["quality"].get("flicker_db"))
+        yield [*row[:3], *row[4:], flicker, f"{peak:,.0f} MB"]
 
 
 def curve(found: Row) -> Iterator[Row]:
@@ -186,10 +201,28 @@ def _verdict(value: str, met: bool) -> str:
     return f"{value}: {'met' if met else 'missed'}"
 
 
+def video(name: str, found: Row) -> str:
+    """The ways of a group of clips: bytes, PSNR and flicker, and over slow links seconds."""
+    rows = [r for r in found["rows"] if r["group"] == name]
+    links = [k for k in found["links"] if name == "links" and any(r["link"] == k for r in rows)]
+    of = {(r["way"], r["link"]): r for r in rows}
+
+    def told() -> Rows:
+        for way, r in {r["way"]: r for r in reversed(rows)}.items():
+            alone = r["mode"] == "one"
+            flicker = DASH if alone else decibels(r["flicker_db"])
+            yield [f"`{way}`", *_sent(r), flicker, *(f"{of[way, k]['seconds']:.1f} s" for k in links)]
+
+    return table(["way", *SENT, "flicker", *links], reversed(list(told())))
+
+
 TABLES: dict[str, Draw] = {
     "diffusion-ways": ways,
     **{f"diffusion-{name}": partial(group, name) for name in ("four", "coding", *TIMED)},
     "pictures": pictures,
+    "clips": clips,
+    **{f"video-{name}": partial(video, name) for name in ("bits", "patches", "memory", "four", "links")},
+    "wan": columns(curve, ("steps", "{step}"), ("mean loss of 100 steps", "{loss:.4f}")),
     "fashion": columns(curve, ("steps", "{step}"), ("mean loss of 100 steps", "{loss:.4f}")),
     "garments": columns(
         _sheets,

@@ -32,7 +32,6 @@ if TYPE_CHECKING:
     from thinwire.uses.following.push.publisher import Publisher
     from thinwire.uses.following.shards.shard_follower import ShardFollower
     from thinwire.uses.following.shards.shard_publisher import ShardPublisher
-    from thinwire.uses.pictures.context_parallel.divided.loading import load_part
     from thinwire.uses.pictures.context_parallel.recipes import parallel
     from thinwire.uses.pictures.expert_parallel.recipes import spread_experts
     from thinwire.uses.training.pipeline.compressed_stage import CompressedStage
@@ -58,7 +57,6 @@ _HOMES = {
     "uses.following.pull.store_reader": ("ShelfReader",),
     "uses.following.pull.store_writer": ("ShelfWriter",),
     "links": ("LinkShape", "connect_mesh", "read_token"),
-    "uses.pictures.context_parallel.divided.loading": ("load_part",),
     "uses.pictures.context_parallel.recipes": ("parallel",),
     "uses.pictures.expert_parallel.recipes": ("spread_experts",),
     "uses.training.replicas.loop.meeting": ("meet",),
@@ -110,7 +108,6 @@ __all__ = [
     "connect_mesh",
     "federated",
     "kv",
-    "load_part",
     "local_steps",
     "local_steps_callback",
     "local_steps_lightning",

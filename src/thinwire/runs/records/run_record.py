@@ -73,6 +73,10 @@ class PeakMemory:
     """What the processes of a run took."""
 
     peak_rss_bytes: list[int] = about("the largest resident set of each rank, in rank order", make=list)
+    weights_bytes: list[int] = about("of pictures: the weights that each rank held", make=list)
+    device_bytes: list[int] = about(
+        "of pictures: the most that each rank's GPU had allocated, 0 without", make=list
+    )
 
 
 @dataclass

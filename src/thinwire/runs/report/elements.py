@@ -60,8 +60,11 @@ def memory(runs: Runs) -> str:
     ranks = max(len(run.record.memory.peak_rss_bytes) for run in runs)
     if not ranks:
         return ""
+    held = any(run.record.memory.weights_bytes for run in runs)
     head = ["recipe", *(f"rank {i}" for i in range(ranks))]
-    rows = [[run.label, *map(megabytes, run.record.memory.peak_rss_bytes)] for run in runs]
+    head += [f"weights of rank {i}" for i in range(ranks if held else 0)]
+    took = [(run.label, run.record.memory) for run in runs]
+    rows = [[label, *map(megabytes, [*m.peak_rss_bytes, *m.weights_bytes])] for label, m in took]
     return card("Peak memory of each process", "Largest resident set, all included.", table(head, rows))
 
 

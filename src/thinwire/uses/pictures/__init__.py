@@ -6,7 +6,7 @@ USE = Use(
     __name__,
     commands=(Command(".commands.generate:generate", PICTURES),),
     kinds={"pictures": RunKind(".run.record:PicturesRecord", ".run.cards")},
-    demos={"pictures": ".commands.demo:pictures"},
+    demos={"pictures": ".commands.demo:pictures", "video": ".commands.demo:video"},
     registries=(
         ".context_parallel.recipes:DIFFUSION",
         ".expert_parallel.recipes:EXPERTS",

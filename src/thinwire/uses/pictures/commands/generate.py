@@ -25,7 +25,7 @@ Names = Annotated[
 
 @with_config(PicturesConfig, without=("recipes",))
 def generate(names: Names, given: dict[str, Any]) -> None:
-    """Make one picture on several machines, and show what each way took and how near it came.
+    """Make one picture, or one clip, on several machines, and show what each way took and how near it came.
 
     First predicts each way of flux-fashion from a measured step and link; auto takes the fastest that keeps
     to --psnr. Leaves one folder a way in OUT, OUT/compare.json and OUT/report.html.
@@ -37,6 +37,8 @@ def generate(names: Names, given: dict[str, Any]) -> None:
     thinwire generate one fp16 compact compact:bits=2 --sheet 4x4 --link 100mbit,5ms --repeat 3
 
     thinwire generate one ep-sync dice dice-residual --model flux-fashion-moe --link 100mbit,5ms --emulate
+
+    thinwire generate one fp16 compact --model wan-fashion --frames 24 --classes 3,7 --link 100mbit,5ms
     """
     run_all(PicturesConfig.from_dict(given | {"recipes": shlex.join(names)}))
 

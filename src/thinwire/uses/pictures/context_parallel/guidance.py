@@ -49,7 +49,7 @@ class GuidanceParallel(CountedCalls):
         """Let the calls of ``model`` exchange inside the block."""
         return intercepted(model, self)
 
-    def run(self, given: Given, compute: Callable[[], Any]) -> Any:
+    def run(self, given: Given, compute: Callable[..., Any]) -> Any:
         """Return the model's output for these inputs, by ``compute`` or from the other rank."""
         inputs, seen = given.inputs, CallInputs.of(given.inputs)
         self._begin(given, shapes_of(inputs), seen.time)

@@ -32,6 +32,7 @@ class Division(Spec):
 
     mode: str = "gather"
     patches: int = 4  # of mode pipe
+    overlap: int = 25  # of mode latent: percent of its part by which a rank reaches over each neighbour's
     over: str = TIME  # of mode pipe: whether the patches of a video are frames, or parts of each
 
 

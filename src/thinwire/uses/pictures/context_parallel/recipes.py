@@ -39,6 +39,7 @@ EARLY = Parameter("how many steps after those are sent in more bits, 8 at most",
 ORDER = Parameter("whether residuals are of values, or of their change from step to step", 1, 2)
 PATCHES = Parameter("into how many parts the picture is cut", 1, MOST_PATCHES)
 OVER = Parameter("whether a video's patches are some of its frames, or a part of each", choices=(TIME, SPACE))
+OVERLAP = Parameter("the percent of its part by which a rank reaches over each neighbour's", 0, 100)
 PIPE_BITS = Parameter("the bits of a value of a residual", 1, 8)
 DECAY = {1: 0.625, 2: 0.75}  # by bits: what is decoded more coarsely says less of how values move
 RANK = Parameter("the rank of the factors of a residual", 1, 64)
@@ -149,7 +150,7 @@ def pipe_fp16(
     Source: patches, and keys and values of their last turn [quoted]. All patches of a step are awaited before
     the next step begins [ours]: the caller's loop stays as it is.
     """
-    return {ATTENTION: Coding(FP16, warmup), OUTPUT: Coding(FP16)}, Division("pipe", patches, over)
+    return {ATTENTION: Coding(FP16, warmup), OUTPUT: Coding(FP16)}, Division("pipe", patches, over=over)
 
 
 @DIFFUSION.register(
@@ -166,7 +167,23 @@ def compact_pipe(
     """Send what has changed in the hidden state of a patch since its last turn, 4 bits by default [ours]."""
     codec = RankOne(bits) if bits < 3 else Uniform(bits, group=64)
     change = Delta() if order == 1 else SecondOrderDelta(0.75)
-    return _residuals(codec, change, warmup, Uniform(8, group=64), early), Division("pipe", patches, over)
+    return _residuals(codec, change, warmup, Uniform(8, group=64), early), Division(
+        "pipe", patches, over=over
+    )
+
+
+@DIFFUSION.register(
+    "latent",
+    "Each rank makes a part of the video, cut along time, height and width in turn.",
+    "Latent Parallelism, arXiv 2512.07350",
+)
+def latent(overlap: Annotated[int, OVERLAP] = 25) -> Made:
+    """Send outputs of overlapping parts as float16; they are joined by weights that fall towards the edges.
+
+    Source: the rotation of the axis, parts that end between patches, and overlaps joined by place [quoted].
+    How wide the overlap is, and that weights fall evenly, is ours.
+    """
+    return fp16().schemes, Division("latent", overlap=overlap)
 
 
 @DIFFUSION.register(

@@ -350,8 +350,14 @@ class Instead(Calls):
 
     def new_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         forward, given = self.fn_ref.original_forward, self._given(module, *args, **kwargs)
+
+        def compute(changed: Mapping[str, Any] | None = None) -> Any:
+            if changed:
+                return forward(**_own_each({**given.inputs, **changed}))
+            return forward(*map(_own, args), **_own_each(kwargs))
+
         try:
-            return self._session.run(given, lambda: forward(*map(_own, args), **_own_each(kwargs)))
+            return self._session.run(given, compute)
         except BaseException as e:
             self._session.fail(e)
             raise

@@ -26,8 +26,8 @@ class Given:
 class WholeForward(Protocol):
     """What stands in for the calls of a model that is whole."""
 
-    def run(self, given: Given, compute: Callable[[], Any]) -> Any:
-        """Return what the model returns; ``compute()`` lets it."""
+    def run(self, given: Given, compute: Callable[..., Any]) -> Any:
+        """Return what the model returns; ``compute()`` lets it, perhaps with some inputs changed."""
         ...
 
     def fail(self, cause: BaseException) -> None:

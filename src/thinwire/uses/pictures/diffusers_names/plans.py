@@ -13,7 +13,6 @@ from typing import Any
 from torch import nn
 
 from thinwire.types import InputError, require
-from thinwire.uses.pictures.absent_block import AbsentBlock
 
 SplitPlan = Mapping[str, Any]
 
@@ -92,7 +91,7 @@ def modules_of(model: nn.Module, path: str) -> list[nn.Module]:
     """Return the modules that a path of a plan names; a star stands for each of a list."""
     found = [model]
     for atom in filter(None, path.split(".")):
-        parts = [dict(one.named_children()) for one in found if not isinstance(one, AbsentBlock)]
+        parts = [dict(one.named_children()) for one in found]
         text = f"the plan of {type(model).__name__} names {path!r}, which it has not"
         require(atom == "*" or all(atom in part for part in parts), InputError, text)
         found = [m for part in parts for m in (part.values() if atom == "*" else [part[atom]])]

@@ -15,7 +15,7 @@ from thinwire.uses.pictures.run.record import PicturesRecord
 
 PicturesRun = Run[PicturesRecord]
 COLUMNS = ("way", "mode", "seconds", "× faster", "s/step", "sent a step", "× fewer than fp16", "sent in all",
-           "waiting and coding", "PSNR", "SSIM")  # fmt: skip
+           "waiting and coding", "PSNR", "SSIM", "flicker")  # fmt: skip
 TABLE = (0, 2, 3, 4, 5, 6, 9)  # of them, in a terminal
 OLD = " (windows of 7)"  # of records that do not say it
 STYLE = "image-rendering:pixelated;width:100%;border-radius:4px"
@@ -23,8 +23,8 @@ STYLE = "image-rendering:pixelated;width:100%;border-radius:4px"
 
 def headline(runs: Sequence[PicturesRun]) -> str:
     """Return what the fastest way that is no single machine won, good or bad."""
-    base, many = _one(runs), runs[0].record.config.get("pictures", 1)
-    one = "one picture" if many == 1 else f"{many} pictures"
+    base, many, what = _one(runs), runs[0].record.config.get("pictures", 1), _what(runs[0].record)
+    one = f"one {what}" if many == 1 else f"{many} {what}s"
     # of a single picture a batch of one a rank is no faster way
     alone = (ONE, BATCH) if many == 1 else (ONE,)
     others = [run for run in runs if run.record.mode not in alone and run.valid]
@@ -33,7 +33,7 @@ def headline(runs: Sequence[PicturesRun]) -> str:
     best = min(others, key=lambda run: run.record.totals["seconds"])
     ratio = base.record.totals["seconds"] / best.record.totals["seconds"]
     quality = decibels(best.record.quality.get("psnr_db"))
-    same, near = ("an equal picture", "a picture") if many == 1 else ("equal pictures", "pictures")
+    same, near = (f"an equal {what}", f"a {what}") if many == 1 else (f"equal {what}s", f"{what}s")
     kept = same if quality == "equal" else f"{near} within {quality} of one machine's"
     if ratio < 1:
         return f"One machine is the fastest here: {best.label}, the next best, takes {1 / ratio:.2f}× as long"
@@ -51,15 +51,20 @@ def _among(runs: Sequence[PicturesRun], what: str) -> str:
     return f"{timed[0].label} makes {what} {ratio:.2f}× faster than {timed[-1].label}"
 
 
+def _what(record: PicturesRecord) -> str:
+    return "clip" if record.frames > 1 else "picture"
+
+
 def setting(runs: Sequence[PicturesRun]) -> str:
     """Return what was made, by how many processes, over which link."""
     c, record = runs[0].record.config, runs[0].record
     many = f"{c['pictures']} sheets" if c["pictures"] > 1 else "One sheet"
-    what = (
-        f"{c['pictures']} pictures of a garment"
-        if c["sheet"] == "1x1"
-        else f"{many} of {c['sheet']} garments"
-    )
+    what = f"{many} of {c['sheet']} garments"
+    if c["sheet"] == "1x1":
+        what = f"{c['pictures']} pictures of a garment"
+    if record.frames > 1:
+        clips = f"{c['pictures']} clips" if c["pictures"] > 1 else "One clip"
+        what = f"{clips} of {record.frames} frames, {c['canvas']} pixels,"
     guided = "" if c["guidance"] == 1 else f", guidance {c['guidance']:g}"
     return (
         f"{what} by {c['model']}, {c['steps']} denoising steps{guided}, by "
@@ -85,20 +90,23 @@ def folds(runs: Sequence[PicturesRun]) -> dict[str, Rows]:
 
 def cards(runs: Sequence[PicturesRun]) -> list[str]:
     """Return the cards, in order."""
-    shown = [_picture(run) for run in runs]
+    shown, what = [_picture(run) for run in runs], _what(runs[0].record)
     text = "Bytes are those of the rank that sends most, headers included. Seconds are of denoising alone, "
-    text += "the median of the repeats; PSNR and SSIM are against one machine's picture of the same noise."
-    return [card("The figures", text, table(COLUMNS, _rows(runs))), grid(shown), memory(runs)]
+    text += f"the median of the repeats; PSNR and SSIM are against one machine's {what} of the same noise."
+    columns = len(COLUMNS) - (what == "picture")  # pictures do not flicker
+    text += "" if what == "picture" else " Flicker is the PSNR of what changes from frame to frame."
+    figures = table(COLUMNS[:columns], [row[:columns] for row in _rows(runs)])
+    return [card("The figures", text, figures), grid(shown), memory(runs)]
 
 
 def _picture(run: PicturesRun) -> str:
     record = run.record
-    body = _image(record.preview, f"the picture of {run.label}")
+    body = _image(record.preview, f"the {_what(record)} of {run.label}")
     same = record.quality.get("psnr_db") is None
     if not same:
         body += "<p>Its difference from one machine's, ten times as strong:</p>"
         body += _image(record.difference, f"the difference of {run.label}")
-    words = "Equal to one machine's picture." if same else decibels(record.quality["psnr_db"])
+    words = f"Equal to one machine's {_what(record)}." if same else decibels(record.quality["psnr_db"])
     if record.mode == ONE:
         words = "By one machine."
     return card(run.label, words, body)
@@ -140,6 +148,7 @@ def _row(run: PicturesRun, first: float | None) -> list[str]:
         "–" if alone or share is None else f"{100 * share:.0f} % of compute",
         "–" if alone else decibels(record.quality.get("psnr_db")),
         "–" if alone or ssim is None else f"{ssim:.4f}" + ("" if record.quality.get("ssim_window") else OLD),
+        "–" if alone else decibels(record.quality.get("flicker_db")),
     ]
 
 

@@ -7,12 +7,13 @@ import os
 import statistics
 import sys
 from base64 import b64decode, b64encode
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager, ExitStack
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter
-from typing import Any
+from types import ModuleType
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +21,7 @@ from torch import Tensor, nn
 from thinwire.runs.data.fashion import CLASSES
 from thinwire.runs.machine import devices
 from thinwire.runs.machine.interrupts import stopped_by_signals
-from thinwire.runs.machine.processor import keep_freed, peak_rss_bytes, pick_threads
+from thinwire.runs.machine.processor import keep_freed, pick_threads
 from thinwire.runs.ranks.joining import check_options, joined
 from thinwire.runs.ranks.launcher import launcher_of
 from thinwire.runs.ranks.rendezvous import starts_all
@@ -35,10 +36,12 @@ from thinwire.uses.pictures.context_parallel.recipes import division_of, paralle
 from thinwire.uses.pictures.expert_parallel.recipes import schedule_of, spread_experts
 from thinwire.uses.pictures.expert_parallel.routing import EXCHANGING
 from thinwire.uses.pictures.messages import ExchangeTally
-from thinwire.uses.pictures.run import flux_fashion, flux_fashion_moe, predict
-from thinwire.uses.pictures.run.options import AUTO, BATCH, EXPERTS, FLUX, ONE, PicturesConfig
+from thinwire.uses.pictures.run import flux_fashion, flux_fashion_moe, predict, rank_memory
+from thinwire.uses.pictures.run.options import AUTO, BATCH, EXPERTS, FLUX, ONE, WAN, PicturesConfig
 from thinwire.uses.pictures.run.recording import TimedWay, folder_of, write_records
 from thinwire.uses.pictures.run.sheets import OnStep, sample, sample_batch
+from thinwire.uses.pictures.run.video import wan_fashion
+from thinwire.uses.pictures.run.video.clips import sample_clip
 
 PROGRAM = "thinwire.uses.pictures.run.generation:run_rank"
 
@@ -91,13 +94,18 @@ class Timing:
     control: int = 0
     tally: dict[str, float] = field(default_factory=dict)
     digest: str = ""
+    memory: list[int] = field(default_factory=list)
 
 
 class PicturesRank:
     """What one rank does: it measures, predicts, and takes part in each way."""
 
+    module: ClassVar[ModuleType] = flux_fashion  # that builds the model, or loads it
+    sampled_by: ClassVar[Callable[..., Tensor]] = staticmethod(sample)
+
     def __init__(self, config: PicturesConfig, world: World, device: torch.device) -> None:
-        self.config, self.world, self.sheet = config, world, config.scene
+        self.config, self.world = config, world
+        self.sheet: Any = config.scene  # what is made: a sheet, or a clip
         self.telemetry = Telemetry(world, config.deadline)
         self.device, self.dtype = device, devices.compute_dtype(config.dtype, device)
         self.model = nn.Module.to(self._built(), device, self.dtype)  # diffusers' own warns of any dtype
@@ -105,7 +113,8 @@ class PicturesRank:
         self._halves: dict[str, tuple[int, int]] = {}  # bytes of a first and a later step as float16, by mode
 
     def _built(self) -> nn.Module:
-        return flux_fashion.build(self.config.seed) if self.config.init else flux_fashion.load()
+        made: nn.Module = self.module.build(self.config.seed) if self.config.init else self.module.load()
+        return made
 
     def go(self) -> None:
         """Make all pictures in all ways."""
@@ -117,11 +126,10 @@ class PicturesRank:
         for _ in range(self.config.repeat):
             for name, way in names.items():
                 repeats[name].append(self._once(way))
-        rss = self.telemetry.gather(b"M", peak_rss_bytes(), "its memory")
         facts = self.telemetry.gather(b"D", devices.facts(self.device), "its device")
         if self.world.rank == 0:
             made = [self._made(name, way, repeats[name], predicted) for name, way in names.items()]
-            write_records(self.config, self.world, made, rss or [], facts or [], self.device)
+            write_records(self.config, self.world, made, facts or [], self.device)
         self.telemetry.agree(b"E", "", "its end")
 
     def _plan(self) -> tuple[dict[str, str], dict[str, float]]:
@@ -166,7 +174,7 @@ class PicturesRank:
         times = list[float]()
         for _ in range(many):
             start = perf_counter()
-            sample(self.model, self.sheet, 1, self.config.seed)
+            self.sampled_by(self.model, self.sheet, 1, self.config.seed)
             times.append(perf_counter() - start)
         return min(times)
 
@@ -212,7 +220,7 @@ class PicturesRank:
     def _drawn(self, seeds: list[int], steps: int, done: OnStep) -> list[Tensor]:
         """Return the latents of the pictures of these seeds."""
         guidance = self.config.guidance
-        return [sample(self.model, self.sheet, steps, seed, guidance, done) for seed in seeds]
+        return [self.sampled_by(self.model, self.sheet, steps, seed, guidance, done) for seed in seeds]
 
     def _mode(self, way: str) -> str:
         return division_of(way).mode
@@ -233,6 +241,7 @@ class PicturesRank:
         """Make all pictures in one way; return what it took, by rank."""
         self.telemetry.agree(b"B", way, "the next way")
         mode, peers = self._mode(way), self.world.peers
+        rank_memory.forget(self.device)
         with ExitStack() as stack:
             alone = mode == ONE or not peers
             tally = ExchangeTally()
@@ -241,6 +250,7 @@ class PicturesRank:
             seeds = self._seeds()
             mine = seeds[self.world.rank :: self.world.size] if self._apart(mode) and peers else seeds
             timing = Timing() if alone and self.world.rank else self._sampled(mine, tally, way)
+            timing.memory = rank_memory.taken(self.model, self.device)
         found = self.telemetry.agree(b"T", asdict(timing), "what it took")
         timings = [Timing(**one) for one in found]
         apart = self._apart(mode)
@@ -258,8 +268,8 @@ class PicturesRank:
         found = self.telemetry.gather(b"L", own, "its pictures")
         for k in range(self.config.pictures if found else 0):
             data = bytearray(b64decode(found[k % self.world.size][k // self.world.size]))  # type: ignore[index]
-            made = torch.frombuffer(data, dtype=torch.float32).view(1, self.sheet.tokens, -1)
-            self.pictures[way][k:] = [made]
+            made = torch.frombuffer(data, dtype=torch.float32)
+            self.pictures[way][k:] = [made.view_as(self.pictures[way][0])]
 
     def _sampled(self, seeds: list[int], tally: ExchangeTally, way: str = "", steps: int = 0) -> Timing:
         timing, sent = Timing(), [self._sent()]
@@ -323,6 +333,7 @@ class PicturesRank:
             steps=middle[0].steps,
             images=[self.sheet.image(x) for x in self.pictures[way]],
             references=[self.sheet.image(x) for x in self.pictures[ONE]],
+            memory=rank_memory.most([[t.memory for t in ranks] for ranks in repeats]),
             predicted=predicted.get(way),
             predictions=predicted if name == AUTO else {},
         )
@@ -334,9 +345,7 @@ PLAIN = "ep-sync"  # what a record's bytes of float16 are measured with
 class ExpertsRank(PicturesRank):
     """What one rank does. Nothing is predicted: no way but one machine's has the model on one rank."""
 
-    def _built(self) -> nn.Module:
-        module = flux_fashion_moe
-        return module.build(self.config.seed) if self.config.init else module.load()
+    module: ClassVar[ModuleType] = flux_fashion_moe
 
     def _plan(self) -> tuple[dict[str, str], dict[str, float]]:
         """Measure what two steps as float16 send; return the ways as they were asked for."""
@@ -380,4 +389,11 @@ class ExpertsRank(PicturesRank):
         return self.config.steps
 
 
-RANKS: dict[str, type[PicturesRank]] = {FLUX: PicturesRank, EXPERTS: ExpertsRank}
+class ClipsRank(PicturesRank):
+    """What one rank does for clips, which are pictures whose samples are whole videos."""
+
+    module: ClassVar[ModuleType] = wan_fashion
+    sampled_by: ClassVar[Callable[..., Tensor]] = staticmethod(sample_clip)
+
+
+RANKS: dict[str, type[PicturesRank]] = {FLUX: PicturesRank, EXPERTS: ExpertsRank, WAN: ClipsRank}

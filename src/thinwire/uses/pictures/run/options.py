@@ -14,11 +14,17 @@ from thinwire.types import InputError, require
 if TYPE_CHECKING:
     from thinwire.choosing.registry import Recipe, Registry
     from thinwire.uses.pictures.run.sheets import Sheet
+    from thinwire.uses.pictures.run.video.clips import Clip
 
 PICTURE = "Picture"
 AUTO, ONE, BATCH, GUIDANCE = "auto", "one", "batch", "guidance"
-FLUX, EXPERTS = "flux-fashion", "flux-fashion-moe"
-OWN = {FLUX: {"sheet": "4x8", "pictures": 1}, EXPERTS: {"sheet": "1x1", "pictures": 32}}  # unless given
+FLUX, EXPERTS, WAN = "flux-fashion", "flux-fashion-moe", "wan-fashion"
+# Unless given; what one model has and another lacks is refused there.
+OWN: dict[str, dict[str, Any]] = {
+    FLUX: {"sheet": "4x8", "pictures": 1},
+    EXPERTS: {"sheet": "1x1", "pictures": 32},
+    WAN: {"frames": 16, "canvas": "64x64", "pictures": 1},
+}
 MOST_RANKS = 8
 
 
@@ -31,17 +37,26 @@ class PicturesConfig(RunConfig):
         FLUX,
         PICTURE,
         "The model; own ones go by thinwire.parallel or spread_experts.",
-        choices=(FLUX, EXPERTS),
+        choices=tuple(OWN),
         metavar="MODEL",
     )
     init: str | None = option(
         None, PICTURE, "'random' takes random weights.", metavar="random", choices=("random",)
     )
-    sheet: str = option(
+    sheet: str | None = option(
         None, PICTURE, "Rows and columns of garments, one sample: 4x8, or 1x1 of experts.", metavar="RxC"
     )
+    frames: int | None = option(
+        None, PICTURE, "Frames of a clip of wan-fashion: 16, or another even number.", metavar="N"
+    )
+    canvas: str | None = option(
+        None, PICTURE, "Height and width of a clip in pixels, multiples of 4: 64x64.", metavar="HxW"
+    )
     classes: str = option(
-        "", PICTURE, "A class from 0 to 9 for each garment; 0 to 9 in turn unless given.", metavar="C,C,..."
+        "",
+        PICTURE,
+        "A class from 0 to 9 for each garment; 0 to 9 in turn unless given, a bag and a sneaker in a clip.",
+        metavar="C,C,...",
     )
     pictures: int = option(
         None,
@@ -76,16 +91,24 @@ class PicturesConfig(RunConfig):
         return shlex.split(self.recipes)
 
     @property
-    def scene(self) -> Sheet:
-        """The sheet that is made."""
+    def scene(self) -> Sheet | Clip:
+        """The sheet or the clip that is made."""
         from thinwire.uses.pictures.run.sheets import Sheet
+        from thinwire.uses.pictures.run.video.clips import Clip
 
-        return Sheet.parse(self.sheet, self.classes)
+        if self.frames is not None and self.canvas is not None:
+            return Clip.parse(self.frames, self.canvas, self.classes)
+        return Sheet.parse(self.sheet or "", self.classes)
 
     def __post_init__(self) -> None:
-        for name, value in OWN.get(self.model, {}).items():
-            if getattr(self, name) is None:
-                object.__setattr__(self, name, value)
+        own = OWN.get(self.model, {})
+        for name, others in {name: m for m, values in OWN.items() for name in values}.items():
+            if name in own and getattr(self, name) is None:
+                object.__setattr__(self, name, own[name])
+            text = (
+                f"--{name} is for {others}, and {self.model} has none; leave it out, or give another --model"
+            )
+            require(not own or name in own or getattr(self, name) is None, InputError, text)
         super().__post_init__()
 
     def recipe(self, name: str) -> Recipe[Any, Any]:
@@ -94,16 +117,15 @@ class PicturesConfig(RunConfig):
         from thinwire.uses.pictures.context_parallel.recipes import DIFFUSION
         from thinwire.uses.pictures.expert_parallel.recipes import EXPERTS as SPREAD
 
-        registries: dict[str, Registry[Any, Any]] = {FLUX: DIFFUSION, EXPERTS: SPREAD}
-        own = registries.pop(self.model)
-        [(model, others)] = registries.items()
+        own: Registry[Any, Any] = SPREAD if self.model == EXPERTS else DIFFUSION
+        model, others = (FLUX, DIFFUSION) if self.model == EXPERTS else (EXPERTS, SPREAD)
         word = name.partition(":")[0]
         elsewhere = word in others.entries and word not in own.entries
         require(not elsewhere, InputError, f"{word} is a way of {model}; give --model {model}")
         return own.parse(name)
 
     def validate(self) -> None:
-        """Raise ``InputError`` for a sheet or a way that cannot be."""
+        """Raise ``InputError`` for a sheet, a clip or a way that cannot be."""
         super().validate()
         names = self.ways
         require(bool(names), InputError, "no way to make a picture is named; give auto, one or compact")
@@ -112,7 +134,8 @@ class PicturesConfig(RunConfig):
             if name != AUTO:
                 self.recipe(name)
             else:
-                text = f"auto chooses among ways of {FLUX}; for {EXPERTS} name ways, such as ep-sync or dice"
+                such = "ep-sync or dice" if self.model == EXPERTS else "one or compact"
+                text = f"auto chooses among ways of {FLUX}; for {self.model} name ways, such as {such}"
                 require(self.model == FLUX, InputError, text)
         text = "guidance gives each of two ranks one of two forwards a step, and --guidance 1 takes one"
         off = self.guidance == 1

@@ -52,7 +52,8 @@ class PicturesRecord(RunRecord):
     quality: dict[str, float | None] = about(
         "against the picture of one device with the same noise, floats in 0..1, the mean of all pictures: "
         "`psnr_db` (null where equal), `ssim` in Gaussian windows of `ssim_window` pixels (without that, in "
-        "uniform ones of 7), `relative_l2`, `max_abs`",
+        "uniform ones of 7), `relative_l2`, `max_abs`; of clips also `flicker_db`, the PSNR of what changes "
+        "from frame to frame",
         make=dict,
     )
     compute_s: float = about("seconds of a repeat that rank 0 neither waited nor coded", 0.0)
@@ -60,7 +61,8 @@ class PicturesRecord(RunRecord):
     code_s: float = about("seconds of a repeat in which rank 0 coded and decoded", 0.0)
     comm_to_compute: float | None = about("waiting and coding over compute", None)
     exchanges: int = about("messages that rank 0 posted in a repeat", 0)
-    picture: str = about("file of the first picture, beside the record", "")
+    frames: int = about("frames of a picture: 1, or those of a clip", 1)
+    picture: str = about("file of the first picture, beside the record; a clip is an animated PNG", "")
     preview: str = about("the first picture as PNG in base64, for the report", "")
     difference: str = about("its difference from one device's, ten times as strong, in the same form", "")
     predicted_s: float | None = about("seconds of a repeat as predicted before the run", None)

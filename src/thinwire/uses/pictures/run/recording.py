@@ -38,8 +38,9 @@ class TimedWay:
     nbytes: dict[str, int]
     tally: dict[str, float]
     steps: list[float]
-    images: list[Tensor]
+    images: list[Tensor]  # [height, width], or of a clip [frames, height, width]
     references: list[Tensor]
+    memory: PeakMemory
     predicted: float | None
     predictions: dict[str, Any]
 
@@ -53,14 +54,13 @@ def write_records(
     config: PicturesConfig,
     world: World,
     made: list[TimedWay],
-    rss: list[int],
     facts: list[dict[str, Any]],
     device: torch.device,
 ) -> None:
     """Write every record, once all of them are known; ``facts``: of the ranks' devices, this one's first."""
     there = environment(config.dtype, pick_threads(config), device) | {"devices": facts}
     for one in made:
-        record = _record(config, world, one, rss, there)
+        record = _record(config, world, one, there)
         folder = folder_of(config, one.name)
         writer = RunWriter(folder, record)
         for i, (seconds, steps, tally) in enumerate(one.repeats, 1):
@@ -72,9 +72,7 @@ def write_records(
         writer.close("done")
 
 
-def _record(
-    config: PicturesConfig, world: World, one: TimedWay, rss: list[int], there: dict[str, Any]
-) -> PicturesRecord:
+def _record(config: PicturesConfig, world: World, one: TimedWay, there: dict[str, Any]) -> PicturesRecord:
     recipe = config.recipe(one.way)
     label = one.name if one.name == one.way else f"{one.name} ({one.way})"
     pairs = list(zip(one.images, one.references, strict=False))
@@ -86,7 +84,7 @@ def _record(
         environment=dict(there),
         link=link_of(config),
         bytes=one.nbytes,
-        memory=PeakMemory(rss),
+        memory=one.memory,
         mode=one.mode,
         ranks=config.ranks,
         step_seconds=statistics.median(one.steps),
@@ -96,6 +94,7 @@ def _record(
         code_s=code,
         comm_to_compute=(wait + code) / compute if compute else None,
         exchanges=int(one.tally.get("exchanges", 0)),
+        frames=len(_frames(one.images[0])),
         picture=PICTURE,
         preview=inline_png(one.images[0]),
         difference=inline_png(difference(*pairs[0])),
@@ -111,6 +110,8 @@ def quality(image: Tensor, reference: Tensor) -> dict[str, float | None]:
     """Return ``psnr_db`` (None for equal pictures), ``ssim``, ``relative_l2`` and ``max_abs``, [H, W] each.
 
     ``ssim_window`` says in which windows ``ssim`` was measured; before it was said they were uniform, of 7.
+    Of clips [F, H, W] ``ssim`` is the mean of the frames, and ``flicker_db`` is the PSNR of what changes from
+    frame to frame.
 
     >>> quality(torch.zeros(16, 16), torch.zeros(16, 16))["psnr_db"] is None
     True
@@ -119,9 +120,11 @@ def quality(image: Tensor, reference: Tensor) -> dict[str, float | None]:
     a, b = image.numpy(), reference.numpy()
     error = mse(a, b)
     norm = float(reference.double().norm())
-    return {
+    changes = off.diff(dim=0).square().mean().item() if off.dim() > 2 else 0.0
+    flicker = {"flicker_db": psnr(changes) if changes else None} if off.dim() > 2 else {}
+    return flicker | {
         "psnr_db": psnr(error) if error else None,
-        "ssim": ssim(a, b),
+        "ssim": statistics.fmean(map(ssim, _frames(a), _frames(b))),
         "ssim_window": float(2 * REACH + 1),
         "relative_l2": float(off.norm()) / norm if norm else None,
         "max_abs": float(off.abs().max()),
@@ -139,16 +142,24 @@ def averaged(found: list[dict[str, float | None]]) -> dict[str, float | None]:
 
 
 STRONGER = 10.0  # times, of a difference that is drawn
+FRAME_MS = 100  # of a clip that plays
 
 
 def png(image: Tensor) -> bytes:
-    """Return a grey picture [height, width] in 0..1 as PNG."""
+    """Return a grey picture [height, width] in 0..1 as PNG; a clip [frames, height, width] plays."""
     from PIL import Image
 
     pixels = (image.clamp(0, 1) * 255).round().to(torch.uint8)
+    first, *others = [Image.fromarray(frame, "L") for frame in _frames(pixels.numpy())]
+    plays = {"save_all": True, "append_images": others, "duration": FRAME_MS, "loop": 0} if others else {}
     file = io.BytesIO()
-    Image.fromarray(pixels.numpy(), "L").save(file, "PNG", optimize=True)
+    first.save(file, "PNG", optimize=True, **plays)
     return file.getvalue()
+
+
+def _frames(image: Any) -> Any:
+    """Return the frames of a picture or a clip, an array or a tensor."""
+    return image.reshape(-1, *image.shape[-2:])
 
 
 def save_png(image: Tensor, path: Path) -> None:

@@ -61,13 +61,8 @@ class Sheet:
         >>> Sheet.parse("1x2", "3,4")
         Sheet(rows=1, columns=2, classes=(3, 4))
         """
-        rows, cross, columns = size.partition("x")
-        wrong = f"--sheet {size} is no grid; give rows and columns, as in 4x8"
-        require(bool(cross) and rows.isdecimal() and columns.isdecimal(), InputError, wrong)
-        words = [word.strip() for word in classes.split(",")] if classes else []
-        wrong = f"--classes {classes} are no numbers; give one a garment, as in 0,1,2"
-        require(all(word.isdecimal() for word in words), InputError, wrong)
-        return cls(int(rows), int(columns), tuple(map(int, words)))
+        sides = two_numbers(size, f"--sheet {size} is no grid; give rows and columns, as in 4x8")
+        return cls(*sides, class_numbers(classes))
 
     @property
     def garments(self) -> int:
@@ -104,6 +99,21 @@ class Sheet:
         rows, columns = self.rows * GRID, self.columns * GRID
         middle = (GRID - 1) / 2
         return _grid(0.0, rows, columns, 1, 0.0), _grid(1.0, self.rows, self.columns, GRID, middle)
+
+
+def two_numbers(text: str, wrong: str) -> tuple[int, int]:
+    """Read ``4x8``; ``InputError`` with the sentence ``wrong`` for anything else."""
+    first, cross, second = text.partition("x")
+    require(bool(cross) and first.isdecimal() and second.isdecimal(), InputError, wrong)
+    return int(first), int(second)
+
+
+def class_numbers(text: str) -> tuple[int, ...]:
+    """Read ``0,1,...``, or nothing; ``InputError`` for anything else."""
+    words = [word.strip() for word in text.split(",")] if text else []
+    wrong = f"--classes {text} are no numbers; give one a garment, as in 0,1,2"
+    require(all(word.isdecimal() for word in words), InputError, wrong)
+    return tuple(map(int, words))
 
 
 def conditions(sheet: Sheet, words: Tensor, times: Tensor) -> dict[str, Any]:
