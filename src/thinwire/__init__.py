@@ -32,8 +32,10 @@ if TYPE_CHECKING:
     from thinwire.uses.following.push.publisher import Publisher
     from thinwire.uses.following.shards.shard_follower import ShardFollower
     from thinwire.uses.following.shards.shard_publisher import ShardPublisher
+    from thinwire.uses.pictures.context_parallel.divided.loading import load_part
     from thinwire.uses.pictures.context_parallel.recipes import parallel
     from thinwire.uses.pictures.expert_parallel.recipes import spread_experts
+    from thinwire.uses.pictures.workers.over_workers import over_workers
     from thinwire.uses.training.pipeline.compressed_stage import CompressedStage
     from thinwire.uses.training.pipeline.recipes import Recipe, parse_recipe
     from thinwire.uses.training.replicas.loop.lightning_callback import local_steps_lightning
@@ -57,8 +59,10 @@ _HOMES = {
     "uses.following.pull.store_reader": ("ShelfReader",),
     "uses.following.pull.store_writer": ("ShelfWriter",),
     "links": ("LinkShape", "connect_mesh", "read_token"),
+    "uses.pictures.context_parallel.divided.loading": ("load_part",),
     "uses.pictures.context_parallel.recipes": ("parallel",),
     "uses.pictures.expert_parallel.recipes": ("spread_experts",),
+    "uses.pictures.workers.over_workers": ("over_workers",),
     "uses.training.replicas.loop.meeting": ("meet",),
     "uses.training.replicas.loop.lightning_callback": ("local_steps_lightning",),
     "uses.training.replicas.loop.script": ("local_steps",),
@@ -108,11 +112,13 @@ __all__ = [
     "connect_mesh",
     "federated",
     "kv",
+    "load_part",
     "local_steps",
     "local_steps_callback",
     "local_steps_lightning",
     "meet",
     "models",
+    "over_workers",
     "parallel",
     "parse_recipe",
     "publish_callback",

@@ -56,6 +56,15 @@ def test_every_rank_reaches_every_other_and_nothing_is_left() -> None:
     assert threads() <= before
 
 
+def test_where_the_first_rank_dials_it_listens_nowhere() -> None:
+    ranks = _mesh(3, first_dials=True)
+    for me, other, listens in ((0, 1, False), (0, 2, False), (1, 0, True), (2, 0, True), (1, 2, True)):
+        assert ranks[me][other].kernel._local is listens
+        ranks[me][other].mailbox.send(b"hello", b"%d" % me)
+        assert ranks[other][me].mailbox.get(b"hello", LONG, "hello") == b"%d" % me
+    _close(ranks)
+
+
 def test_shape_and_token_apply() -> None:
     token = b"a shared secret"
     ranks = _mesh(2, [token, token], shape=LinkShape(1e6, 0.03))

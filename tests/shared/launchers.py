@@ -65,6 +65,7 @@ SERVING = (
 )
 NEEDS = {
     "generate": PICTURES,
+    "worker": (*PICTURES, "thinwire.uses.pictures.workers.worker_session"),
     "publish": STATES,
     "follow": STATES,
     "federate": FEDERATED,

@@ -6,6 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from bench.pictures.tiny_images import IMAGES
+from bench.pictures.tiny_videos import VIDEOS
 from picture_models import Inputs, flux, flux_inputs, qwen_inputs, wan, wan_inputs
 from torch import Tensor, nn
 
@@ -282,4 +284,6 @@ HOSTS: dict[str, Host] = {
         ),
         packed,
     ),
+    **IMAGES,
+    **VIDEOS,
 }

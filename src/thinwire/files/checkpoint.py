@@ -12,7 +12,7 @@ import os
 import re
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, BinaryIO, NamedTuple
 
@@ -125,8 +125,11 @@ def weight_map(folder: Path) -> dict[str, str] | None:
     Errors: ``InputError``.
     """
     index = folder / INDEX
-    if (folder / SINGLE).is_file() or not index.is_file():
-        return None
+    return None if (folder / SINGLE).is_file() or not index.is_file() else read_index(index)
+
+
+def read_index(index: Path) -> dict[str, str]:
+    """Return tensor -> file, as an index says it. Errors: ``InputError``."""
     check_fetched([index])
     try:
         return {str(k): str(v) for k, v in json.loads(index.read_text("utf-8"))["weight_map"].items()}
@@ -154,12 +157,14 @@ def read_bits(path: Path) -> dict[str, Bits]:
 class Stored(Mapping[str, "Tensor"]):
     """The tensors of a checkpoint by name, each read from its file whenever it is asked for.
 
+    ``files``: its files, where it calls them otherwise than transformers and peft do.
+
     Errors: those of ``read_checkpoint``, and ``InputError`` where a file is cut short meanwhile.
     """
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, files: Iterable[Path] | None = None) -> None:
         self._places = dict[str, tuple[BinaryIO, str, int, TensorEntry]]()
-        for file in files_of(path):
+        for file in files_of(path) if files is None else files:
             opened = file.open("rb")  # it stays the file that it was where another takes its name
             weakref.finalize(self, opened.close)
             entries, begin = _head_of(opened, file)
@@ -169,14 +174,20 @@ class Stored(Mapping[str, "Tensor"]):
                 self._places[name] = opened, str(file), begin, entry
 
     def __getitem__(self, name: str) -> Tensor:
-        opened, where, begin, entry = self._places[name]
-        data = bytearray(entry.stop - entry.start)
-        opened.seek(begin + entry.start)
-        told = f"{where} was cut short while it was read; let nobody write to it, and try again"
-        require(opened.readinto(data) == len(data), InputError, told)  # type: ignore[attr-defined]
+        entry = self._places[name][3]
+        data = self.piece(name, 0, entry.stop - entry.start)
         from thinwire.state.devices.tensor_words import tensor_of
 
         return tensor_of(*_bits(data, 0, entry._replace(start=0, stop=len(data))))
+
+    def piece(self, name: str, start: int, stop: int) -> bytearray:
+        """Return some of a tensor's bytes, as they are in its file."""
+        opened, where, begin, entry = self._places[name]
+        data = bytearray(stop - start)
+        opened.seek(begin + entry.start + start)
+        told = f"{where} was cut short while it was read; let nobody write to it, and try again"
+        require(opened.readinto(data) == len(data), InputError, told)  # type: ignore[attr-defined]
+        return data
 
     def __iter__(self) -> Iterator[str]:
         return iter(self._places)

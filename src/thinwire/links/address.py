@@ -9,6 +9,7 @@ from thinwire.types import InputError, require
 
 MAX_PORT = 65536
 RELAY_PORT = 7000  # of a relay, where nobody says otherwise
+WORKER_PORT = 29600  # of a worker that makes a host's pictures with it, the same
 MAX_RELAYED = 256  # connections at a time through it, the same
 
 

@@ -1,6 +1,7 @@
 """Connect every rank with every other: one stack of links a pair, found through a store.
 
-The lower rank of a pair listens and publishes its address, the higher one connects::
+The lower rank of a pair listens and publishes its address, the higher one connects; or, if only the others'
+ports are open, rank 0 connects to all::
 
     Mailbox(Reliable(Shaped(Metered(ZmqLink))))
 """
@@ -179,6 +180,7 @@ def connect_mesh(
     prefix: str = "thinwire/links",
     relay: str | None = None,
     control: str = congestion.AUTO,
+    first_dials: bool = False,
 ) -> dict[int, Peer]:
     """Return a connected peer for every other rank. All ranks call this, with one ``world`` and ``token``.
 
@@ -189,7 +191,7 @@ def connect_mesh(
     - ``deadline``: a peer is lost after so many seconds of silence.
     - ``relay``: the address of a running ``thinwire relay``, ``HOST:PORT`` or ``HOST:PORT/RUN``. This rank
       dials out to it; store, host, port and advertise are not used. Two runs with one token need two names.
-    - ``control``: TCP's congestion control, by name (``links/tcp/congestion.py``).
+    - ``control``: TCP's congestion control, by name. ``first_dials``: rank 0 dials all, and never listens.
     - ``prefix``: of the keys in the store. Meshes that are made one after the other may share it; those of
       other ranks, or made at the same time, may not.
 
@@ -197,8 +199,7 @@ def connect_mesh(
     the rank that did not come within ``connect_timeout`` seconds; ``AuthError`` for a wrong token.
     """
     require(0 <= rank < world, InputError, f"rank {rank} is not one of the {world} ranks 0 to {world - 1}")
-    end = monotonic() + connect_timeout
-    peers: dict[int, Peer] = {}
+    end, peers = monotonic() + connect_timeout, dict[int, Peer]()
     meeting = Meeting(store, prefix, rank)
     options: dict[str, Any] = {"connect_timeout": connect_timeout, "control": control}
 
@@ -213,7 +214,7 @@ def connect_mesh(
         links = _relayed(rank, world, Route.parse(relay), check_relay(token), end, options)
     else:
         options |= {"token": token, "max_message": MAX_SEGMENT}
-        links = _direct(rank, world, meeting, (host, port), advertise, tend, end, options)
+        links = _direct(rank, world, meeting, (host, port), advertise, tend, end, options, first_dials)
     try:
         for other, link in links:
             add(other, link)
@@ -246,6 +247,14 @@ def pair_number(low: int, high: int, world: int) -> int:
     return low * (2 * world - low - 1) // 2 + high - low - 1
 
 
+def _sides(rank: int, world: int, first_dials: bool) -> tuple[list[int], list[int]]:
+    """Return for which other ranks this one listens, and to which it connects."""
+    lower, higher = list(range(rank)), list(range(rank + 1, world))
+    if not first_dials:
+        return higher, lower
+    return (lower[:1] + higher, lower[1:]) if rank else ([], higher)
+
+
 def _relayed(
     rank: int, world: int, route: Route, token: bytes, end: float, options: dict[str, Any]
 ) -> Iterator[Made]:
@@ -266,23 +275,24 @@ def _direct(
     tend: Callable[[], object],
     end: float,
     options: dict[str, Any],
+    first_dials: bool,
 ) -> Iterator[Made]:
     """Make the links of ``rank`` to the addresses that the ranks publish in the store."""
-    host, port = at
+    (host, port), (awaited, left) = at, _sides(rank, world, first_dials)
     check_host(host, options["token"])
     shown, mapped = parse_address(advertise or host)
     if shown in (*EVERYWHERE, *interface_names()):
         raise InputError(f"others cannot reach {shown}; also say by which address they reach this rank")
     meeting.check()
-    for other in range(rank + 1, world):
+    for other in awaited:
         name = secrets.token_hex(16)  # known to those who can read the store
-        pair = pair_number(rank, other, world)
+        pair = pair_number(min(rank, other), max(rank, other), world)
         link = ZmqLink.bind(name.encode(), host, port and port + pair, peer=f"rank {other}", **options)
         yield other, link
         meeting.listen(other, shown, link.port if mapped is None else mapped + pair, name)
-    for other in range(rank):
+    for other in left:
         meeting.ask(other)
-    left, began, pause = list(range(rank)), monotonic(), LEAST
+    began, pause = monotonic(), LEAST
     while left:
         tend()
         for other in list(left):

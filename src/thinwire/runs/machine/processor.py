@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import thinwire
+from thinwire.files.host_memory import memory_bytes
 from thinwire.runs.machine import devices
 
 if TYPE_CHECKING:
@@ -42,21 +43,6 @@ def cpu_model() -> str:
     except OSError:
         pass
     return platform.processor() or platform.machine()
-
-
-def memory_bytes() -> tuple[int | None, int | None]:
-    """Return the machine's memory and what of it is free now, in bytes; ``None`` where unknown."""
-    found: dict[str, int] = {}
-    try:
-        for line in Path("/proc/meminfo").read_text("utf-8").splitlines():
-            name, _, rest = line.partition(":")
-            if name in ("MemTotal", "MemAvailable"):
-                found[name] = int(rest.split()[0]) * 1024
-    except (OSError, ValueError, IndexError):
-        pass
-    if "MemTotal" not in found and hasattr(os, "sysconf") and "SC_PHYS_PAGES" in os.sysconf_names:
-        found["MemTotal"] = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    return found.get("MemTotal"), found.get("MemAvailable")
 
 
 def versions() -> dict[str, str | None]:

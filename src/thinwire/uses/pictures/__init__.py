@@ -4,7 +4,10 @@ from thinwire.uses.use import PICTURES, Command, RunKind, Use
 
 USE = Use(
     __name__,
-    commands=(Command(".commands.generate:generate", PICTURES),),
+    commands=(
+        Command(".commands.generate:generate", PICTURES),
+        Command(".commands.worker:worker", PICTURES),
+    ),
     kinds={"pictures": RunKind(".run.record:PicturesRecord", ".run.cards")},
     demos={"pictures": ".commands.demo:pictures", "video": ".commands.demo:video"},
     registries=(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import struct
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from typing import Any, Protocol
 from weakref import WeakKeyDictionary
@@ -23,7 +23,7 @@ from thinwire.uses.pictures.diffusers_names.tested_version import version
 from thinwire.uses.pictures.messages import ExchangeTally
 from thinwire.uses.pictures.model_calls import StepCounter
 from thinwire.uses.pictures.rank_message import RankMessage
-from thinwire.uses.pictures.weight_checksums import is_setting
+from thinwire.uses.pictures.weight_checksums import is_setting, prefixes
 
 
 class Parallel:
@@ -117,16 +117,17 @@ def own_rank(peers: Mapping[int, Peer]) -> int:
     return missing.pop()
 
 
-def facts(model: nn.Module, recipe: str, weights: int) -> dict[str, str]:
-    """Return what all ranks must have in common; ``weights`` is a checksum."""
+def facts(model: nn.Module, recipe: str, weights: int, but: Collection[str] = ()) -> dict[str, str]:
+    """Return what all ranks must have in common; ``weights`` is a checksum of all below none of ``but``."""
     config = getattr(model, "config", None)
     settings = config if isinstance(config, Mapping) else {}
+    weighed = [p for name, p in model.named_parameters() if not name.startswith(prefixes(but))]
     return {
         "diffusers": version(),
         "torch": torch.__version__.partition("+")[0],
         "the model": type(model).__name__,
         "the recipe": recipe,
-        "the type of its weights": ", ".join(sorted({str(p.dtype) for p in model.parameters()})),
+        "the type of its weights": ", ".join(sorted({str(p.dtype) for p in weighed})),
         "its weights (a checksum)": str(weights),
         **{
             f"the setting {name}": json.dumps(value)

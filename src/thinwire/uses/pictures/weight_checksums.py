@@ -21,7 +21,7 @@ Settings = list[tuple[int, str, bool | str]]  # of each module: which it is, a n
 
 
 class WatchedWeights:
-    """A checksum of all weights of a model but those whose names are in ``but``.
+    """A checksum of all weights of a model but those whose names are in ``but``, or begin so (``prefixes``).
 
     All of them are read at first. A call looks at what adapters are set to, and whether torch has counted a
     change or has other tensors; a picture begins with a look at some values as well, since what is changed by
@@ -31,7 +31,7 @@ class WatchedWeights:
     def __init__(self, model: nn.Module, but: Collection[str] = ()) -> None:
         self._model, self._but = model, but
         (self._marks, self._settings), self._samples = self._looked_at(), self._sampled()
-        self._bits, self._set = bits_checksum(model, but), settings_checksum(model)
+        self._bits, self._set = bits_checksum(model, but), settings_checksum(model, but)
 
     def checksum(self, begins: bool) -> int:
         """Return the checksum now; ``begins``: whether a picture does."""
@@ -39,7 +39,7 @@ class WatchedWeights:
         samples = self._sampled() if begins or marks != self._marks else self._samples
         other = samples != self._samples or _counted(marks) != _counted(self._marks)
         if settings != self._settings:
-            self._set = settings_checksum(self._model)
+            self._set = settings_checksum(self._model, self._but)
         self._marks, self._settings, self._samples = marks, settings, samples
         if other:
             self._bits = bits_checksum(self._model, self._but)
@@ -48,7 +48,7 @@ class WatchedWeights:
     def _looked_at(self) -> tuple[Marks, Settings]:
         """Return the marks of all tensors, and the settings: in one walk, since each call waits for it."""
         marks, settings, but = Marks(), Settings(), self._but
-        for name, module in _walk(self._model):
+        for name, module in _walk(self._model, but):
             own = module.__dict__
             for kept in (own["_parameters"], own["_buffers"]):
                 for key, x in kept.items():
@@ -75,7 +75,7 @@ def weights_checksum(model: nn.Module, but: Collection[str] = ()) -> int:
 
     Of what lies on no device the shape counts alone. Those whose names are in ``but`` are left out.
     """
-    return zlib.crc32(str(settings_checksum(model)).encode(), bits_checksum(model, but))
+    return zlib.crc32(str(settings_checksum(model, but)).encode(), bits_checksum(model, but))
 
 
 def bits_checksum(model: nn.Module, but: Collection[str] = ()) -> int:
@@ -88,9 +88,11 @@ def bits_checksum(model: nn.Module, but: Collection[str] = ()) -> int:
     return zlib.crc32(f"{said} {sums_of(parts)}".encode())
 
 
-def settings_checksum(model: nn.Module) -> int:
+def settings_checksum(model: nn.Module, but: Collection[str] = ()) -> int:
     """Return a checksum of what adapters and processors are set to, and whether modules are in training."""
-    found = [(name, *each) for name, module in model.named_modules() for each in _set(vars(module))]
+    away = prefixes(but)
+    here = [(name, module) for name, module in model.named_modules() if not f"{name}.".startswith(away)]
+    found = [(name, *each) for name, module in here for each in _set(vars(module))]
     return zlib.crc32(repr(found).encode())
 
 
@@ -117,16 +119,25 @@ def _as_bytes(x: Tensor) -> Tensor:
     return in_a_row(x).view(torch.uint8)
 
 
-def _walk(model: nn.Module) -> Iterator[tuple[str, nn.Module]]:
-    """Yield all modules, each once, with what its weights' names begin with."""
+def _walk(model: nn.Module, but: Collection[str]) -> Iterator[tuple[str, nn.Module]]:
+    """Yield all modules, each once, with what its weights' names begin with; not those that ``but`` names."""
     seen, left = {id(model)}, [("", model)]
     while left:
         name, module = left.pop()
         yield name, module
         for key, child in module._modules.items():
-            if child is not None and id(child) not in seen:
+            if child is not None and id(child) not in seen and f"{name}{key}." not in but:
                 seen.add(id(child))
                 left.append((f"{name}{key}.", child))
+
+
+def prefixes(but: Collection[str]) -> tuple[str, ...]:
+    """Return those of some names that end with a dot: each stands for all below a module.
+
+    >>> prefixes(["proj_out.weight", "blocks."])
+    ('blocks.',)
+    """
+    return tuple(name for name in but if name.endswith("."))
 
 
 def _mark(marks: Marks, x: Tensor) -> None:
@@ -135,8 +146,9 @@ def _mark(marks: Marks, x: Tensor) -> None:
 
 
 def _tensors(model: nn.Module, but: Collection[str]) -> Iterator[tuple[str, Tensor]]:
+    away = prefixes(but)
     for name, x in (*model.named_parameters(), *model.named_buffers()):
-        if name not in but:
+        if name not in but and not name.startswith(away):
             owner, _, own = name.rpartition(".")
             yield name, _offloaded(model.get_submodule(owner), own, x) if x.is_meta else x
 

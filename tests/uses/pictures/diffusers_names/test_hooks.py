@@ -119,15 +119,18 @@ def deaf() -> nn.Module:
 
 
 def legacy() -> nn.Module:
+    """With a processor that neither takes the configuration nor calls torch's attention."""
     model = flux()
-    model.transformer_blocks[0].attn.processor = lambda *args, **given: None
+    model.transformer_blocks[0].attn.processor = lambda attn, x, text, *others: (x, text)
     return model
 
 
-def dit() -> nn.Module:
-    from diffusers import DiTTransformer2DModel
+def unet() -> nn.Module:
+    from diffusers import UNet2DModel
 
-    return DiTTransformer2DModel(num_attention_heads=2, attention_head_dim=8, num_layers=1, sample_size=8)
+    blocks = {"down_block_types": ("DownBlock2D",), "up_block_types": ("UpBlock2D",)}
+    sizes = {"block_out_channels": (8,), "norm_num_groups": 2, "attention_head_dim": 4}
+    return UNet2DModel(**blocks, **sizes, sample_size=8)
 
 
 def cached() -> nn.Module:
@@ -142,8 +145,8 @@ def cached() -> nn.Module:
     ("make", "inputs", "words"),
     [
         (lambda: nn.Linear(2, 2), {}, "Linear has no plan for how to split it"),
-        (dit, {}, "DiTTransformer2DModel has no plan"),
-        (legacy, {}, "the processor of transformer_blocks.0.attn, function, ignores parallelism"),
+        (unet, {}, "UNet2DModel has no plan"),
+        (legacy, flux_inputs(), "function has exchanged nothing"),
         (replicated, flux_inputs(), "transformer_blocks.0.attn has 39 tokens here, no shares of what was"),
         (deaf, wan_inputs(), "Deaf has exchanged nothing"),
         (cached, flux_inputs(), "caches that skip layers"),
@@ -197,7 +200,7 @@ def test_a_model_is_parallel_once_and_has_no_gradients(ranks: Meshes) -> None:
 @pytest.mark.parametrize(
     ("options", "words"),
     [
-        ({"mode": "ring"}, "no mode 'ring'; choose gather, .*pipe or one"),
+        ({"mode": "ring"}, "no mode 'ring'; choose gather, .* or one"),
         ({"recipe": "compct"}, "did you mean compact"),
         ({"plan": {"proj_out": None}}, "the plan of FluxTransformer2DModel says None|its plan"),
         ({"plan": {}}, r"rank \d has its plan"),

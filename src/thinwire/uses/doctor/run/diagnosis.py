@@ -14,6 +14,7 @@ import zmq
 
 from thinwire.codecs.zstd import literals
 from thinwire.dtypes import torch_is_there
+from thinwire.files.host_memory import memory_bytes
 from thinwire.links.tcp import congestion
 from thinwire.runs.emulator.availability import why_not
 from thinwire.runs.machine import devices
@@ -39,7 +40,7 @@ EXTRAS = {
     "emulate": ("pyroute2",),
     "tensorboard": ("tensorboard",),
     "store": ("fsspec", "safetensors"),
-    "diffusion": ("diffusers",),
+    "diffusion": ("diffusers", "accelerate"),
 }
 PURPOSE = {
     "torch": "all but following states",
@@ -122,7 +123,7 @@ def _card(device: torch.device) -> str:
 
 
 def _memory() -> Check:
-    total, free = machine.memory_bytes()
+    total, free = memory_bytes()
     if total is None:
         return Check("memory", LACKS, "the system does not tell its size")
     words = megabytes(total) + (f", {megabytes(free)} of it free" if free is not None else "")

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from thinwire.channels.memory import ErrorFeedback, NoMemory
+from thinwire.files.host_memory import memory_bytes
 from thinwire.links.hub.spoke import Spoke
 from thinwire.links.security import read_token
 from thinwire.rounds.client import Client, step_seconds
@@ -20,7 +21,6 @@ from thinwire.rounds.parameters import Parameters
 from thinwire.rounds.remote.control_messages import text, whole
 from thinwire.rounds.remote.remote_client import RemoteClient
 from thinwire.rounds.residuals import ClientResiduals
-from thinwire.runs.machine.processor import memory_bytes
 from thinwire.types import MAX_KEY, InputError, PayloadError, require
 from thinwire.uses.federated.run.client_models import build_model
 from thinwire.uses.federated.run.datasets import Dataset, load_dataset

@@ -118,7 +118,7 @@ class UlyssesAttention(ContextParallel):
 
     def _attend(self, layer: str, attention: Attention, stock: Stock) -> Tensor:
         """Return what this rank's queries find among the keys and values of all ranks."""
-        self._check(layer, attention)
+        self._check(layer, attention, stock)
         world, dtype = len(self._ranks), attention.query.dtype
         batch, tokens, heads, width = attention.query.shape
         if attention.key.shape[1] == tokens:
@@ -153,7 +153,9 @@ class UlyssesAttention(ContextParallel):
             return mask
         return mask.tensor_split(len(self._ranks), 1)[self._ranks.index(self._rank)]
 
-    def _check(self, layer: str, attention: Attention) -> None:
+    def _check(self, layer: str, attention: Attention, stock: Stock) -> None:
+        text = f"{layer} attends to tokens that are not split as well; use mode gather"
+        require(not stock.beside, InputError, text)
         heads, keys, world = attention.query.shape[2], attention.key.shape[2], len(self._ranks)
         text = f"{layer} has {heads} heads, which {world} ranks cannot share evenly; use mode gather"
         require(heads % world == 0, InputError, text)

@@ -10,12 +10,19 @@ from torch import nn
 
 from thinwire.links.mesh import Peer
 from thinwire.types import InputError, require
+from thinwire.uses.pictures.absent_block import (
+    check_part,
+    facts_of,
+    part_of,
+    under_of,
+)
 from thinwire.uses.pictures.agreement import (
     Parallel,
     agree,
     check_whole,
     drawing_alike,
     facts,
+    own_rank,
     refused,
     state_of,
     told,
@@ -63,6 +70,8 @@ def over_ranks(
     with refused(peers, "diffusion"):
         text = f"there is no mode {mode!r}; choose {', '.join(known[:-1])} or {ONE}"
         require(mode in known, InputError, text)
+        if part_of(model) is not None:
+            check_part(model, mode, own_rank(peers), len(peers) + 1)
     if mode == ONE or not peers:
         yield Parallel(ONE)
         return
@@ -72,8 +81,9 @@ def over_ranks(
             session = MODES[mode](exchange, attention, output, division, deadline)
             undo.push(lambda kind, error, trace: session.leave(error))
             undo.enter_context(session.attached(model, plan))
-            weights = WatchedWeights(model)
-            own = facts(model, f"{attention!r}, {output!r}, {division!r}", weights.checksum(False))
+            under, recipe = under_of(model), f"{attention!r}, {output!r}, {division!r}"
+            weights = WatchedWeights(model, under)
+            own = facts_of(model) | facts(model, recipe, weights.checksum(False), under)
             own["its plan (a checksum)"] = str(zlib.crc32(repr(plan).encode()))
             drawn = None if mode == BATCH else state_of(model)
             first = agree(exchange, own, deadline, drawn=drawn)

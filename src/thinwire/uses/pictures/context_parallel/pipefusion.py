@@ -21,12 +21,13 @@ from thinwire.collectives import MeshExchange
 from thinwire.types import DesyncError, InputError, LinkError, require
 from thinwire.uses.pictures.arrivals import Arrivals, Arrived, arrived
 from thinwire.uses.pictures.coding import Coding, Endpoints
+from thinwire.uses.pictures.context_parallel.divided.block_ranges import ranges_of
 from thinwire.uses.pictures.context_parallel.kept_keys import KeptKeys, TokenLayout, renew
 from thinwire.uses.pictures.context_parallel.modes import SPACE, Division
 from thinwire.uses.pictures.context_parallel.patches import Patches, TokenPatch
 from thinwire.uses.pictures.diffusers_names.block_hooks import piped
 from thinwire.uses.pictures.diffusers_names.interfaces import Attention, Given, Stock
-from thinwire.uses.pictures.diffusers_names.pipe_plans import TEXT, blocks_of, cut, pipe_plan_of
+from thinwire.uses.pictures.diffusers_names.pipe_plans import TEXT, blocks_of, pipe_plan_of
 from thinwire.uses.pictures.diffusers_names.plans import SplitPlan
 from thinwire.uses.pictures.message_bytes import device_of
 from thinwire.uses.pictures.messages import ExchangeTally, Posted, Repairs, SentValues, check
@@ -62,7 +63,7 @@ class PipeFusion(CountedCalls):
     def attached(self, model: nn.Module, plan: SplitPlan | None = None) -> AbstractContextManager[None]:
         """Let the calls of ``model`` pass through the ranks inside the block."""
         self._plan, self._model = pipe_plan_of(model), model
-        self._own = cut(blocks_of(model), len(self._ranks))[self._place]
+        self._own = ranges_of(model, blocks_of(model), len(self._ranks))[self._place]
         return piped(model, self, self, plan)
 
     def leave(self, cause: BaseException | None = None) -> None:

@@ -3,7 +3,8 @@
 A model's ``_cp_plan`` says which inputs of which modules are split and which outputs are joined. Hooks of
 ours do both. The ``_parallel_config`` of an attention processor holds an ``AttentionLayer``, which diffusers
 hands to the attention back end. Every back end is wrapped so that it first lets the layer fetch the keys and
-values of all ranks, and then goes on as on one device. So every back end serves.
+values of all ranks, and then goes on as on one device. So every back end serves. Of a processor without
+that field, what it asks of torch is handed to its layer (``sdpa_layers``).
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from thinwire.uses.pictures.diffusers_names.plans import (
     plan_of,
     whole_of,
 )
+from thinwire.uses.pictures.diffusers_names.sdpa_layers import WITH_TAIL, SdpaHook
 from thinwire.uses.pictures.diffusers_names.tested_version import (
     ATTENTION_DISPATCH,
     PARALLEL_CONFIG,
@@ -82,11 +84,13 @@ def _listening(
 ) -> Iterator[None]:
     with ExitStack() as undo:
         undo.enter_context(_BACKENDS)
-        for name, processor in _processors_of(model, whole).items():
-            undo.callback(_restored(processor))
-            setattr(
-                processor, PARALLEL_CONFIG, AttentionLayer(name, session, type(processor).__name__, heard)
-            )
+        for name, (module, processor) in _processors_of(model, whole).items():
+            layer = AttentionLayer(name, session, type(processor).__name__, heard)
+            if hasattr(processor, PARALLEL_CONFIG):
+                undo.callback(_restored(processor))
+                setattr(processor, PARALLEL_CONFIG, layer)
+            else:
+                undo.callback(hooked(module, SdpaHook(layer, processor), "attention"))
         yield
 
 
@@ -117,26 +121,28 @@ def _whole(model: nn.Module) -> None:
     require(getattr(model, PARALLEL_CONFIG, None) is None, InputError, again)
 
 
-def _processors_of(model: nn.Module, whole: Collection[nn.Module]) -> dict[str, Any]:
-    """Return the attention processors, each once, by the name of the first layer that has it."""
-    found: dict[str, Any] = {}
+def _processors_of(model: nn.Module, whole: Collection[nn.Module]) -> dict[str, tuple[nn.Module, Any]]:
+    """Return layers and their attention processors by name; of those with a configuration, each once."""
+    found: dict[str, tuple[nn.Module, Any]] = {}
     for name, module in model.named_modules():
         processor = getattr(module, "processor", None)
         if processor is None or module in whole:
             continue
-        text = f"the processor of {name}, {type(processor).__name__}, ignores parallelism; use mode one"
-        require(hasattr(processor, PARALLEL_CONFIG), InputError, text)
         taken = f"{type(model).__name__} is parallel already; leave that first"
-        require(getattr(processor, PARALLEL_CONFIG) is None, InputError, taken)
-        if all(processor is not other for other in found.values()):
-            found[name] = processor
+        require(getattr(processor, PARALLEL_CONFIG, None) is None, InputError, taken)
+        if not hasattr(processor, PARALLEL_CONFIG) or all(processor is not p for _, p in found.values()):
+            found[name] = module, processor
     require(bool(found), InputError, f"{type(model).__name__} has no attention processors; use mode one")
     return found
 
 
-def _is_of(session: ShardedForward) -> Callable[[Any], bool]:
-    def holds(processor: Any) -> bool:
-        layer = getattr(processor, PARALLEL_CONFIG, None)
+def _is_of(session: ShardedForward) -> Callable[[nn.Module], bool]:
+    def holds(module: Any) -> bool:
+        layer = getattr(module.processor, PARALLEL_CONFIG, None)
+        registry = getattr(module, "_diffusers_hook", None)
+        hook = registry and registry.get_hook(_NAME.format("attention"))
+        if hook and hook.processor is module.processor:
+            layer = hook.layer
         return isinstance(layer, AttentionLayer) and layer.session is session
 
     return holds
@@ -180,7 +186,8 @@ class AttentionLayer:
         if self.kind.endswith(_WHOLE_KEYS) and own.key.shape[1] != own.query.shape[1]:
             return on(own)  # of the image prompt, which every rank has
         plain = stock.__name__ == _NATIVE and not given.get("dropout_p")
-        return self.session.attend(self.name, own, Stock(on, plain, given.get("scale")))
+        beside = stock.__name__ == WITH_TAIL
+        return self.session.attend(self.name, own, Stock(on, plain, given.get("scale"), beside))
 
 
 class _Backends:
@@ -260,15 +267,24 @@ class SplitHook(Hook):
 
     def __init__(self, session: ShardedForward, entries: Mapping[str | int, Any]) -> None:
         self._session, self._entries = session, entries
+        self._names: list[str] = []
+
+    def initialize_hook(self, module: nn.Module) -> nn.Module:
+        kind = getattr(module, "kind", type(module))  # of a block that is not here: what it stands for
+        parameters = inspect.signature(kind.forward).parameters
+        self._names, more = list(parameters)[1:], any(p.kind == p.VAR_KEYWORD for p in parameters.values())
+        unknown = [n for n in self._entries if isinstance(n, str) and n not in self._names and not more]
+        text = f"a plan splits {', '.join(unknown)} of {kind.__name__}, which does not take it"
+        require(not unknown, InputError, text)
+        return module
 
     def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], Any]:
-        kind = getattr(module, "kind", type(module))  # of a block that is not here: what it stands for
-        names, given = list(inspect.signature(kind.forward).parameters)[1:], list(args)
+        given = list(args)
         for name, entry in self._entries.items():
             if name in kwargs:
                 kwargs[name] = self._cut(name, kwargs[name], entry)
-            elif name in names[: len(given)]:
-                place = names.index(name)
+            elif name in self._names[: len(given)]:
+                place = self._names.index(name)
                 given[place] = self._cut(name, given[place], entry)
         return tuple(given), kwargs
 
@@ -289,8 +305,9 @@ class SplitHook(Hook):
             return x
         if isinstance(x, list | tuple):
             entries = entry if isinstance(entry, list | tuple) else [entry] * len(x)
-            return tuple(self._cut(name, *pair) for pair in zip(x, entries, strict=True))
-        if not isinstance(x, Tensor) or entry.expected_dims not in (None, x.dim()):
+            cut = [self._cut(name, *pair) for pair in zip(x, entries, strict=True)]
+            return cut if isinstance(x, list) else tuple(cut)
+        if not isinstance(x, Tensor) or entry is None or entry.expected_dims not in (None, x.dim()):
             return x  # as diffusers does: a time for all tokens alike is not split
         return self._session.cut(str(name), x, entry.split_dim, getattr(entry, "of", ()))
 
@@ -382,7 +399,7 @@ class Root(Calls):
         session: ShardedForward,
         model: nn.Module,
         heard: set[str],
-        own: Callable[[Any], bool],
+        own: Callable[[nn.Module], bool],
         whole: Collection[nn.Module],
         places: Mapping[str, list[nn.Module]],
     ) -> None:
@@ -415,4 +432,4 @@ class Root(Calls):
             require(modules_of(module, path) == parts, InputError, text)
         for name, layer in self._layers:
             text = f"the processor of {name} was replaced while the model was parallel; replace it before"
-            require(self._own(layer.processor), InputError, text)
+            require(self._own(layer), InputError, text)

@@ -84,12 +84,14 @@ class Attention(NamedTuple):
 class Stock:
     """A back end of diffusers: what it makes of an attention, and how its products are scaled.
 
-    ``parts`` says whether torch's own attention is behind it, so that keys may as well come in parts.
+    ``parts`` says whether torch's own attention is behind it, so that keys may as well come in parts;
+    ``beside``, whether it adds keys that every rank has, such as those of a text that is not split.
     """
 
     whole: Callable[[Attention], Tensor]
     parts: bool = False
     scale: float | None = None
+    beside: bool = False
 
 
 class ExpertForward(Protocol):

@@ -122,20 +122,6 @@ def _without_text(entries: Any) -> Any:
     return {name: entry for name, entry in entries.items() if name not in _TEXTS}
 
 
-def cut(blocks: Sequence[object], ranks: int) -> list[range]:
-    """Return which blocks each rank has, as even as they go.
-
-    >>> cut("abcdefg", 3)
-    [range(0, 3), range(3, 5), range(5, 7)]
-    """
-    n = len(blocks)
-    text = f"mode pipe cuts {n} blocks over the ranks, and there are {ranks} of these; use fewer ranks"
-    require(n >= ranks, InputError, text)
-    sizes = [n // ranks + (k < n % ranks) for k in range(ranks)]
-    ends = [sum(sizes[: k + 1]) for k in range(ranks)]
-    return [range(end - size, end) for size, end in zip(sizes, ends, strict=True)]
-
-
 def _frames(axis: int, setting: str) -> Callable[[Any, Mapping[str, Any]], int]:
     """Count the frames along an axis of the hidden states, some of which a setting makes one."""
 

@@ -1,61 +1,36 @@
 """How transformers of diffusers are split over ranks: its own plans, what they lack, and plans of ours.
 
-A plan is as diffusers writes one in ``_cp_plan``: by the path of a module, which of its inputs (by name) and
-outputs (by number) are split, or how its output is joined. As tested with version 0.42.1.
+As tested with version 0.42.1.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from torch import nn
 
 from thinwire.types import InputError, require
+from thinwire.uses.pictures.absent_block import AbsentBlock
+from thinwire.uses.pictures.diffusers_names.more_plans import MORE_PLANS
+from thinwire.uses.pictures.diffusers_names.plan_entries import (
+    ADDED,
+    CONTROL,
+    IDS,
+    JOINED,
+    PICTURE,
+    ROTARY,
+    TEXT,
+    TOKENS,
+    JoinOutput,
+    MadePlan,
+    Never,
+    SplitInput,
+    SplitPlan,
+    Whole,
+    only,
+)
 
-SplitPlan = Mapping[str, Any]
-
-
-@dataclass(frozen=True)
-class SplitInput:
-    """An input, or output, of which each rank has a share along ``split_dim``.
-
-    ``of``: inputs that were split before it. Where the length is theirs together, each one's part is split by
-    itself, and where it is another the input stays whole.
-    """
-
-    split_dim: int
-    expected_dims: int | None = None
-    of: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True)
-class JoinOutput:
-    """An output that is put together from the shares of all ranks."""
-
-    gather_dim: int = 1
-
-
-@dataclass(frozen=True)
-class Whole:
-    """A module whose attention is over keys that every rank has, such as a text's that is not split."""
-
-
-@dataclass(frozen=True)
-class Never:
-    """An input that may not be given, and why."""
-
-    cause: str
-
-
-TOKENS = SplitInput(1, 3)
-IDS = SplitInput(-2)  # with a batch's dimension or without
-ADDED = SplitInput(1, 3)  # a control network's, for each block
-PICTURE, TEXT = ("hidden_states",), ("encoder_hidden_states",)
-JOINED = {"proj_out": JoinOutput()}
-ROTARY = {0: SplitInput(1, 4), 1: SplitInput(1, 4)}
-CONTROL = {"controlnet_block_samples": ADDED, "controlnet_single_block_samples": ADDED}
 FLUX = {"hidden_states": TOKENS, "encoder_hidden_states": TOKENS, "img_ids": IDS, "txt_ids": IDS}
 CACHED = Never("keys of reference images that are kept from step to step are of one rank alone")
 
@@ -91,7 +66,7 @@ def modules_of(model: nn.Module, path: str) -> list[nn.Module]:
     """Return the modules that a path of a plan names; a star stands for each of a list."""
     found = [model]
     for atom in filter(None, path.split(".")):
-        parts = [dict(one.named_children()) for one in found]
+        parts = [dict(one.named_children()) for one in found if not isinstance(one, AbsentBlock)]
         text = f"the plan of {type(model).__name__} names {path!r}, which it has not"
         require(atom == "*" or all(atom in part for part in parts), InputError, text)
         found = [m for part in parts for m in (part.values() if atom == "*" else [part[atom]])]
@@ -104,7 +79,7 @@ def whole_of(model: nn.Module, plan: SplitPlan) -> set[nn.Module]:
     return {part for path in paths for one in modules_of(model, path) for part in one.modules()}
 
 
-def _adding(more: SplitPlan) -> Callable[[nn.Module, SplitPlan], SplitPlan]:
+def _adding(more: SplitPlan) -> MadePlan:
     """Add to diffusers' plan what it leaves out."""
 
     def made(model: nn.Module, plan: SplitPlan) -> SplitPlan:
@@ -113,10 +88,6 @@ def _adding(more: SplitPlan) -> Callable[[nn.Module, SplitPlan], SplitPlan]:
         return {**whole, "": {**whole[""], **ids}}
 
     return made
-
-
-def _only(plan: SplitPlan) -> Callable[[nn.Module, SplitPlan], SplitPlan]:
-    return lambda model, _: plan
 
 
 def _helios(model: Any, plan: SplitPlan) -> SplitPlan:
@@ -161,16 +132,17 @@ def _ltx2() -> Iterator[tuple[str, Any]]:
     yield "", {**root, "video_keyframes_mask": TOKENS}
 
 
-PLANS: dict[str, Callable[[nn.Module, SplitPlan], SplitPlan]] = {
+PLANS: dict[str, MadePlan] = {
+    **MORE_PLANS,
     "FluxTransformer2DModel": _adding({"": CONTROL}),
     "Flux2Transformer2DModel": _adding({"": {"kv_cache_mode": CACHED}}),
     "QwenImageTransformer2DModel": _adding({"": {"controlnet_block_samples": ADDED}}),
     "LTXVideoTransformer3DModel": _adding({"": {"timestep": SplitInput(1, 2, PICTURE)}}),
-    "LTX2VideoTransformer3DModel": _only(dict(_ltx2())),
+    "LTX2VideoTransformer3DModel": only(dict(_ltx2())),
     "HeliosTransformer3DModel": _helios,
     "HunyuanVideoTransformer3DModel": _hunyuan_video,
-    "BriaTransformer2DModel": _only({"": {**FLUX, "controlnet_block_samples": ADDED}, **JOINED}),
-    "SkyReelsV2Transformer3DModel": _only(
+    "BriaTransformer2DModel": only({"": {**FLUX, "controlnet_block_samples": ADDED}, **JOINED}),
+    "SkyReelsV2Transformer3DModel": only(
         {
             "": {"enable_diffusion_forcing": FORCED},
             "rope": ROTARY,
@@ -179,12 +151,12 @@ PLANS: dict[str, Callable[[nn.Module, SplitPlan], SplitPlan]] = {
             **JOINED,
         }
     ),
-    "ChromaTransformer2DModel": _only(
+    "ChromaTransformer2DModel": only(
         {"": {**FLUX, **CONTROL, "attention_mask": SplitInput(1, 2, TEXT + PICTURE)}, **JOINED}
     ),
-    "LongCatImageTransformer2DModel": _only({"": FLUX, **JOINED}),
-    "OvisImageTransformer2DModel": _only({"": FLUX, **JOINED}),
-    "WanVACETransformer3DModel": _only(
+    "LongCatImageTransformer2DModel": only({"": FLUX, **JOINED}),
+    "OvisImageTransformer2DModel": only({"": FLUX, **JOINED}),
+    "WanVACETransformer3DModel": only(
         {
             "rope": ROTARY,
             "vace_blocks.*": {"hidden_states": TOKENS},

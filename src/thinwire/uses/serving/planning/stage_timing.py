@@ -13,9 +13,10 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from thinwire.files.host_memory import memory_bytes
 from thinwire.runs.machine import devices
 from thinwire.runs.machine.compute import Compute, computing_threads
-from thinwire.runs.machine.processor import keep_freed, memory_bytes, pick_threads
+from thinwire.runs.machine.processor import keep_freed, pick_threads
 from thinwire.runs.models.cuts import counted_costs, median_seconds
 from thinwire.runs.models.split import probe
 from thinwire.seeding import seeded

@@ -13,6 +13,7 @@ from typing import Any, Self, TypeVar
 import torch
 from torch import nn
 
+from thinwire.files.host_memory import memory_bytes
 from thinwire.links.address import Address
 from thinwire.links.hub.spoke import Spoke
 from thinwire.links.security import read_token
@@ -26,7 +27,6 @@ from thinwire.runs.data.corpus import load_corpus
 from thinwire.runs.data.task import pack
 from thinwire.runs.machine import devices
 from thinwire.runs.machine.compute import Compute
-from thinwire.runs.machine.processor import memory_bytes
 from thinwire.runs.models.encoder import Encoder
 from thinwire.runs.models.model_source import ModelSource, resolve_model
 from thinwire.types import InputError, LinkError, PayloadError, require

@@ -1,0 +1,1 @@
+"""A model whose blocks are divided over the ranks: each loads and keeps its own, and what is around them."""

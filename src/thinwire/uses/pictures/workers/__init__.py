@@ -1,0 +1,1 @@
+"""Machines that wait for a host, and make its calls of a model with it."""
