@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from threading import Thread
@@ -23,9 +23,13 @@ class ThreadWorker:
     """A worker on a thread of this process."""
 
     def __init__(
-        self, models: Path, token: bytes | None = None, load: Loader | None = None, **waiting: float
+        self,
+        models: Path,
+        token: bytes | None = None,
+        loaders: Mapping[str, Loader] | None = None,
+        **waiting: float,
     ) -> None:
-        self.kept, self.said = KeptModel(models, torch.device("cpu"), load), list[str]()
+        self.kept, self.said = KeptModel(models, torch.device("cpu"), loaders), list[str]()
         self.hub = Hub.bind(HOST, 0, token=token)
         self.address = f"{HOST}:{self.hub.port}"
         self._waiting = WorkerWaits(HOST, token, **waiting)

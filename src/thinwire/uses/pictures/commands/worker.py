@@ -30,6 +30,9 @@ class WorkerConfig(Options):
     token_file: str | None = shared.token_file()
     device: str = shared.device()
     deadline: float = seconds(60.0, "Without any data in a call, after which the other machine is lost.")
+    comfy: str | None = option(
+        None, "", "Folder with ComfyUI, whose models this worker then loads too.", metavar="FOLDER"
+    )
     idle: float = seconds(900.0, "Without a call, after which a host is let go.")
 
     def validate(self) -> None:
@@ -58,10 +61,13 @@ def worker(given: dict[str, Any]) -> None:
         # After the checks: it needs torch.
         from thinwire.links.hub.hub import Hub
         from thinwire.runs.machine.devices import choose
+        from thinwire.uses.pictures.comfy_names.comfy_loading import ComfyLoader
+        from thinwire.uses.pictures.comfy_names.comfy_models import COMFY
         from thinwire.uses.pictures.workers.worker_models import KeptModel
         from thinwire.uses.pictures.workers.worker_session import WorkerWaits, wait_for_hosts
 
-        kept = KeptModel(Path(config.models), choose(config.device))
+        loaders = {} if config.comfy is None else {COMFY: ComfyLoader(Path(config.comfy))}
+        kept = KeptModel(Path(config.models), choose(config.device), loaders)
         hub = Hub.bind(place.host, place.port, token=token)
         known = ", ".join(reached_at(place.host))
         tell(f"worker waits at port {hub.port} of {known}, with models of {config.models}")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from typing import Any, Protocol
 
 from torch import nn
@@ -21,14 +22,23 @@ class Listener(Protocol):
         ...
 
 
+Given = dict[str, Any]
+
+
 class ToldCalls(Hook):
-    """Tell ``listener`` of each call; the state manager is how diffusers tells the stream's name."""
+    """Tell ``listener`` of each call; the state manager is how diffusers tells the stream's name.
+
+    ``reduced``: returns of a call's arguments the named ones that all ranks make it with.
+    """
 
     _is_stateful = True
 
-    def __init__(self, listener: Listener) -> None:
+    def __init__(
+        self, listener: Listener, reduced: Callable[[tuple[Any, ...], Mapping[str, Any]], Given] | None = None
+    ) -> None:
         hooks = imported("hooks.hooks")
-        self._listener, self._state = listener, hooks.StateManager(hooks.BaseState)
+        self._listener, self._reduced = listener, reduced
+        self._state = hooks.StateManager(hooks.BaseState)
 
     def reset_state(self, module: nn.Module) -> nn.Module:
         self._listener.reset()
@@ -36,5 +46,6 @@ class ToldCalls(Hook):
 
     def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], Any]:
         context = self._state._context
+        kwargs = self._reduced(args, kwargs) if self._reduced else kwargs
         self._listener.call(context.name if context else None, args, kwargs)
         return args, kwargs

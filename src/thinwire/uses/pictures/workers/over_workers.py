@@ -5,12 +5,16 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from thinwire.collectives import MeshExchange
 from thinwire.links.address import Address
+from thinwire.links.security import check_host
 from thinwire.types import InputError, LinkError, require
 from thinwire.uses.pictures.agreement import Parallel, check_given
+from thinwire.uses.pictures.comfy_names.comfy_attention import prepared
+from thinwire.uses.pictures.comfy_names.comfy_models import COMFY, known_family, sendable
 from thinwire.uses.pictures.context_parallel.parallel import BATCH, ONE
 from thinwire.uses.pictures.context_parallel.recipes import division_of, parallel
 from thinwire.uses.pictures.diffusers_names.hooks import hooked
@@ -91,7 +95,9 @@ def over_workers(
     Errors: ``InputError`` for what cannot be spread, or what a worker refuses, such as other weights;
     ``LinkError`` naming a worker that is not there, is busy, or is lost; ``AuthError`` for another token.
     """
-    addresses = _checked(transformer, workers, recipe, mode, model, deadline)
+    check_given(transformer, recipe, deadline)
+    addresses = check_workers(workers, recipe, mode, model, token)
+    reduced = partial(sendable, transformer, known_family(transformer)) if source == COMFY else None
     kind, dtype = type(transformer).__name__, _dtype(transformer)
     jobs = [
         WorkerJob(model, kind, dtype, recipe, mode, rank, len(addresses) + 1, address.host, source)
@@ -105,18 +111,18 @@ def over_workers(
         stack.enter_context(crew.named())
         exchange = MeshExchange(0, peers, name=EXCHANGE)
         stack.callback(exchange.close, 1.0)
+        stack.enter_context(prepared(transformer, source))
         found = stack.enter_context(parallel(transformer, peers, recipe, mode, deadline=deadline))
         made = ParallelWorkers(found, exchange)
         stack.callback(made.end)
-        stack.callback(hooked(transformer, ToldCalls(made), "workers"))
+        stack.callback(hooked(transformer, ToldCalls(made, reduced), "workers"))
         yield made
 
 
-def _checked(
-    transformer: Any, workers: Sequence[str], recipe: str, mode: str | None, model: str, deadline: float
+def check_workers(
+    workers: Sequence[str], recipe: str, mode: str | None, model: str, token: bytes | None
 ) -> list[Address]:
-    """Return the workers' addresses. Errors: ``InputError``."""
-    check_given(transformer, recipe, deadline)
+    """Return the addresses of workers that can be asked so. Errors: ``InputError``, one sentence."""
     asked = mode or division_of(recipe).mode
     text = f"in mode {asked} workers have nothing to do with a picture of this machine; take another recipe"
     require(asked not in (ONE, BATCH), InputError, text)
@@ -131,6 +137,8 @@ def _checked(
     addresses = [address_of(each) for each in workers]
     twice = [str(address) for address, n in Counter(addresses).items() if n > 1]
     require(not twice, InputError, f"the worker {' and '.join(twice)} is given twice; give each once")
+    for address in addresses:
+        check_host(address.host, token)
     return addresses
 
 

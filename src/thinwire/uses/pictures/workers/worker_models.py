@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -20,11 +20,15 @@ Stamp = tuple[tuple[str, int, int], ...]
 
 
 class AskedModel(NamedTuple):
-    """Which model a host asks for: a name below the worker's folder, its class, its weights' type."""
+    """Which model a host asks for: a name below the worker's folder, its class, its weights' type.
+
+    ``source``: whose classes it is of.
+    """
 
     name: str
     kind: str
     dtype: str
+    source: str = "diffusers"
 
 
 Loader = Callable[[Path, AskedModel, torch.device], nn.Module]
@@ -33,9 +37,11 @@ Loader = Callable[[Path, AskedModel, torch.device], nn.Module]
 class KeptModel:
     """The models below a folder, of which the one that was asked for last is kept on ``device``."""
 
-    def __init__(self, models: Path, device: torch.device, load: Loader | None = None) -> None:
-        self.device = device
-        self._models, self._load = models, load or load_diffusers
+    def __init__(
+        self, models: Path, device: torch.device, loaders: Mapping[str, Loader] | None = None
+    ) -> None:
+        self.device, self._models = device, models
+        self._loaders = {"diffusers": load_diffusers, **(loaders or {})}
         self._asked: tuple[AskedModel, Stamp] | None = None
         self._model: nn.Module | None = None
 
@@ -44,8 +50,10 @@ class KeptModel:
         place = place_of(self._models, asked.name)
         wanted = asked, _stamp(place)
         if self._model is None or self._asked != wanted:
+            text = f"this worker has no models of {asked.source}; start it with --{asked.source}"
+            require(asked.source in self._loaders, InputError, text)
             self.drop()
-            self._model = self._load(place, asked, self.device)
+            self._model = self._loaders[asked.source](place, asked, self.device)
             self._asked = wanted
         return self._model
 

@@ -14,6 +14,7 @@ from thinwire.collectives import MeshExchange
 from thinwire.links.hub.hub import Hub
 from thinwire.links.mesh import Peer, connect_mesh
 from thinwire.types import LinkError, ThinwireError
+from thinwire.uses.pictures.comfy_names.comfy_attention import prepared
 from thinwire.uses.pictures.context_parallel.recipes import parallel
 from thinwire.uses.pictures.workers.call_messages import CallReader, HostCall, HostTurn
 from thinwire.uses.pictures.workers.worker_door import HostVisit, Words, WorkerDoor
@@ -71,7 +72,7 @@ def _loaded(visit: HostVisit, kept: KeptModel) -> nn.Module:
     """Return the model that the host asks for; tell it why not otherwise."""
     job = visit.job
     try:
-        model = kept.get(AskedModel(job.model, job.kind, job.dtype))
+        model = kept.get(AskedModel(job.model, job.kind, job.dtype, job.source))
     except Exception as e:
         visit.say(WorkerWord.REFUSED, text=_said(e))
         if isinstance(e, ThinwireError):
@@ -135,6 +136,7 @@ def _follow(
     try:
         with (
             torch.no_grad(),
+            prepared(model, job.source),
             parallel(model, peers, job.recipe, job.mode, deadline=waiting.deadline) as found,
         ):
             while True:

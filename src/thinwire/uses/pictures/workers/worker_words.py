@@ -16,7 +16,7 @@ PROTOCOL = 1
 MOST_TEXT = 400  # characters of a sentence that somebody else wrote
 MOST_RANKS = 64
 MOST_NOTES = 4096  # on the board of one mesh
-DIFFUSERS, COMFY = "diffusers", "comfy"  # whose classes a model may be of
+DIFFUSERS = "diffusers"  # whose classes a model is of, unless told
 
 
 class WorkerWord(StrEnum):

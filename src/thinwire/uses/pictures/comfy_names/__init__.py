@@ -1,0 +1,1 @@
+"""All that is asked of ComfyUI's own model classes and of its loader, by their names."""
