@@ -66,6 +66,26 @@ def test_a_pipeline_makes_the_picture_of_one_device(
     assert torch.equal(pipeline(model, 80), wanted)  # the model is as it was
 
 
+def test_of_a_divided_model_each_machine_loads_its_blocks_alone(models: Path) -> None:
+    """The host has one of two blocks, and the worker loads the other: the picture is that of whole models."""
+    from diffusers import WanTransformer3DModel
+
+    model, pipe = wan(), "compact-pipe:patches=2"
+    part = thinwire.load_part(WanTransformer3DModel, models / "wan" / "transformer", 1).eval()
+    with crew(models) as workers:
+        with thinwire.over_workers(part, addresses(workers), pipe, model="wan"):
+            made = wan_pipeline(part, 96)
+        own = [absent_block(workers[0].model.blocks[i]) for i in range(2)]
+        with thinwire.over_workers(model, addresses(workers), pipe, model="wan"):
+            wanted = wan_pipeline(model, 96)
+    assert own == [True, False] and absent_block(part.blocks[1])
+    assert torch.equal(made, wanted)
+
+
+def absent_block(block: nn.Module) -> bool:
+    return not list(block.parameters())
+
+
 def test_a_prompt_is_sent_once(models: Path) -> None:
     """Its embeddings are larger than all else here: 2 passes a step, of two prompts, are 16 passes."""
     model = wan()

@@ -12,6 +12,7 @@ from thinwire.collectives import MeshExchange
 from thinwire.links.address import Address
 from thinwire.links.security import check_host
 from thinwire.types import InputError, LinkError, require
+from thinwire.uses.pictures.absent_block import part_of
 from thinwire.uses.pictures.agreement import Parallel, check_given
 from thinwire.uses.pictures.comfy_names.comfy_attention import prepared
 from thinwire.uses.pictures.comfy_names.comfy_models import COMFY, known_family, sendable
@@ -84,7 +85,8 @@ def over_workers(
         with thinwire.over_workers(pipe.transformer, ["192.0.2.2"], "compact", model="flux", token=token):
             picture = pipe(prompt).images[0]
 
-    - ``transformer``, ``recipe``, ``mode``: as for ``thinwire.parallel``; not in modes batch and one;
+    - ``transformer``, ``recipe``, ``mode``: as for ``thinwire.parallel``; not in modes batch and one. Of one
+      that ``load_part`` made, the workers load their blocks alone;
     - ``workers``: their addresses, ``HOST`` or ``HOST:PORT``; port 29600 where none is given;
     - ``model``: its name below the workers' ``--models``;
     - ``token``: the workers' own, as ``thinwire.read_token`` reads it; needed off loopback;
@@ -98,9 +100,11 @@ def over_workers(
     check_given(transformer, recipe, deadline)
     addresses = check_workers(workers, recipe, mode, model, token)
     reduced = partial(sendable, transformer, known_family(transformer)) if source == COMFY else None
+    part = part_of(transformer)
+    blocks = () if part is None else tuple(map(len, part.ranges))
     kind, dtype = type(transformer).__name__, _dtype(transformer)
     jobs = [
-        WorkerJob(model, kind, dtype, recipe, mode, rank, len(addresses) + 1, address.host, source)
+        WorkerJob(model, kind, dtype, recipe, mode, rank, len(addresses) + 1, address.host, source, blocks)
         for rank, address in enumerate(addresses, 1)
     ]
     with ExitStack() as stack:

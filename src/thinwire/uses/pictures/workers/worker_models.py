@@ -12,6 +12,7 @@ from torch import nn
 
 from thinwire.dtypes import dtype_of
 from thinwire.types import InputError, require
+from thinwire.uses.pictures.context_parallel.divided.loading import part_of_rank
 from thinwire.uses.pictures.diffusers_names.tested_version import version
 
 CONFIG, WITHIN = "config.json", "transformer"  # in a pipeline's folder, where its transformer is
@@ -22,13 +23,16 @@ Stamp = tuple[tuple[str, int, int], ...]
 class AskedModel(NamedTuple):
     """Which model a host asks for: a name below the worker's folder, its class, its weights' type.
 
-    ``source``: whose classes it is of.
+    ``source``: whose classes it is of. ``blocks``: how many each rank has, of which those of ``rank`` alone
+    are loaded; all where none are given.
     """
 
     name: str
     kind: str
     dtype: str
     source: str = "diffusers"
+    blocks: tuple[int, ...] = ()
+    rank: int = 0
 
 
 Loader = Callable[[Path, AskedModel, torch.device], nn.Module]
@@ -91,6 +95,10 @@ def load_diffusers(place: Path, asked: AskedModel, device: torch.device) -> nn.M
     )
     text = f"{folder} is a {name}, and the host's model a {asked.kind}; give the same model on both sides"
     require(name == asked.kind, InputError, text)
+    if asked.blocks:
+        world, dtype = len(asked.blocks), dtype_of(asked.dtype)
+        part = part_of_rank(kind, folder, asked.rank, world, None, dtype, device, asked.blocks)
+        return part.eval().requires_grad_(False)
     options: dict[str, Any] = {"torch_dtype": dtype_of(asked.dtype), "local_files_only": True}
     try:
         # safetensors alone: other files of weights are pickles, which run what is in them

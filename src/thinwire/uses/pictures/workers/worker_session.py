@@ -19,7 +19,7 @@ from thinwire.uses.pictures.context_parallel.recipes import parallel
 from thinwire.uses.pictures.workers.call_messages import CallReader, HostCall, HostTurn
 from thinwire.uses.pictures.workers.worker_door import HostVisit, Words, WorkerDoor
 from thinwire.uses.pictures.workers.worker_models import AskedModel, KeptModel
-from thinwire.uses.pictures.workers.worker_words import MOST_TEXT, MeetingBoard, WorkerWord
+from thinwire.uses.pictures.workers.worker_words import MOST_TEXT, MeetingBoard, WorkerJob, WorkerWord
 
 CALLS = "workers"  # the exchange of calls
 SILENCE = 20.0  # seconds without a sign of life after which a link counts as lost, at most
@@ -72,7 +72,7 @@ def _loaded(visit: HostVisit, kept: KeptModel) -> nn.Module:
     """Return the model that the host asks for; tell it why not otherwise."""
     job = visit.job
     try:
-        model = kept.get(AskedModel(job.model, job.kind, job.dtype, job.source))
+        model = kept.get(_asked(job))
     except Exception as e:
         visit.say(WorkerWord.REFUSED, text=_said(e))
         if isinstance(e, ThinwireError):
@@ -80,6 +80,11 @@ def _loaded(visit: HostVisit, kept: KeptModel) -> nn.Module:
         raise LinkError(f"{job.model} cannot be loaded: {_said(e)}") from e
     visit.say(WorkerWord.READY)
     return model
+
+
+def _asked(job: WorkerJob) -> AskedModel:
+    rank = job.rank if job.blocks else 0  # a whole model serves any rank
+    return AskedModel(job.model, job.kind, job.dtype, job.source, job.blocks, rank)
 
 
 @contextmanager

@@ -44,6 +44,7 @@ class WorkerJob:
     world: int
     reach: str
     source: str = DIFFUSERS
+    blocks: tuple[int, ...] = ()  # how many each rank has, where a rank has its own alone
 
     def pack(self) -> bytes:
         """Return the message that begins it."""
@@ -59,11 +60,16 @@ class WorkerJob:
         require(theirs == PROTOCOL, PayloadError, text)
         texts = {name: words.get(name) for name in ("model", "kind", "dtype", "recipe", "reach", "source")}
         good = all(isinstance(x, str) and len(x) <= MOST_TEXT for x in texts.values())
-        mode, rank, world = (words.get(name) for name in ("mode", "rank", "world"))
+        mode, rank, world, blocks = (words.get(name) for name in ("mode", "rank", "world", "blocks"))
         good = good and isinstance(rank, int) and isinstance(world, int) and 1 <= rank < world <= MOST_RANKS
-        good = good and (mode is None or isinstance(mode, str))
+        good = good and (mode is None or isinstance(mode, str)) and _are_shares(blocks, world)
         require(good, PayloadError, "what the host asks for cannot be read")
-        return cls(mode=mode, rank=rank, world=world, **texts)  # type: ignore[arg-type]  # all are checked
+        return cls(mode=mode, rank=rank, world=world, blocks=tuple(blocks or ()), **texts)  # type: ignore[arg-type]  # all are checked
+
+
+def _are_shares(blocks: Any, world: Any) -> bool:
+    shares = isinstance(blocks, list) and len(blocks) in (0, world)
+    return shares and all(isinstance(n, int) and n > 0 for n in blocks)
 
 
 def pack(word: WorkerWord, **values: Any) -> bytes:

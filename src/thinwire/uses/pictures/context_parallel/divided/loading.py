@@ -31,7 +31,7 @@ from thinwire.uses.pictures.diffusers_names.tested_version import check_host
 def load_part(
     kind: type[Model],
     path: str | Path,
-    peers: Mapping[int, Peer],
+    peers: Mapping[int, Peer] | int,
     *,
     subfolder: str | None = None,
     variant: str | None = None,
@@ -43,6 +43,7 @@ def load_part(
 
     - ``kind``: its class, such as ``WanTransformer3DModel``; ``path``: a local folder of it, or of the
       pipeline with ``subfolder="transformer"``;
+    - ``peers``: links to the other ranks; on the machine of ``over_workers``, how many workers it has;
     - ``variant``, ``torch_dtype``: as of ``from_pretrained``, whose weights they are, bit for bit;
     - ``device``: where to; nothing more than one tensor is on the host meanwhile;
     - ``shares``: how many of the blocks each rank gets, in proportion, such as ``[2, 1]``; the same on all.
@@ -57,19 +58,40 @@ def load_part(
     Errors: ``InputError``, one sentence, which the other ranks are told too, for a folder or class that is
     not served, shares that are none, and too little memory.
     """
+    if isinstance(peers, int):
+        text = f"{peers} is no number of workers; give how many there are besides this machine"
+        require(peers > 0, InputError, text)
+        return part_of_rank(
+            kind, Path(path) / (subfolder or ""), 0, peers + 1, variant, torch_dtype, device, shares
+        )
     with refused(peers, "diffusion"):
-        check_host()
-        check_class(kind)
-        folder = TransformerFolder(kind, Path(path) / (subfolder or ""), variant)
-        dtype, place = _dtype(torch_dtype), _device(device)
-        model = without_weights(kind, folder.config, dtype)
-        folder.check(model.state_dict())
-        part = _cut_out(model, folder, own_rank(peers), len(peers) + 1, shares)
-        own = _wanted(kind, model, folder.stored.entries, dtype)
-        _check_room(own, place, part)
-        for name, wanted in own.items():
-            _put(model, name, folder.stored[name].to(place, wanted.dtype))
-        return model.to(place)
+        rank, world, place = own_rank(peers), len(peers) + 1, Path(path) / (subfolder or "")
+        return part_of_rank(kind, place, rank, world, variant, torch_dtype, device, shares)
+
+
+def part_of_rank(
+    kind: type[Model],
+    place: Path,
+    rank: int,
+    world: int,
+    variant: str | None = None,
+    torch_dtype: torch.dtype | None = None,
+    device: torch.device | str = "cpu",
+    shares: Sequence[float] | None = None,
+) -> Model:
+    """Load the blocks that ``rank`` has of ``world``; see ``load_part``."""
+    check_host()
+    check_class(kind)
+    folder = TransformerFolder(kind, place, variant)
+    dtype, to = _dtype(torch_dtype), _device(device)
+    model = without_weights(kind, folder.config, dtype)
+    folder.check(model.state_dict())
+    part = _cut_out(model, folder, rank, world, shares)
+    own = _wanted(kind, model, folder.stored.entries, dtype)
+    _check_room(own, to, part)
+    for name, wanted in own.items():
+        _put(model, name, folder.stored[name].to(to, wanted.dtype))
+    return model.to(to)
 
 
 def _dtype(given: torch.dtype | None) -> torch.dtype | None:
