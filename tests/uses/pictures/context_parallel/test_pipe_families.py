@@ -6,10 +6,12 @@ from typing import Any
 
 import pytest
 import torch
+from bench.pictures.tiny_images import IMAGES
+from bench.pictures.tiny_videos import VIDEOS
 from each import each
 from meshes import Mesh
 from picture_hosts import HOSTS as PICTURE_HOSTS
-from picture_hosts import Host, drawn, made, video
+from picture_hosts import video
 from picture_models import on_ranks
 from torch import Tensor
 
@@ -29,31 +31,26 @@ def called(model: Any, inputs: dict[str, Any], times: int) -> list[Tensor]:
     return found
 
 
-Z_IMAGE: dict[str, Host] = {
-    "Z-Image": (
-        made(
-            "ZImageTransformer2DModel",
-            all_patch_size=(2,),
-            all_f_patch_size=(1,),
-            in_channels=4,
-            dim=32,
-            n_layers=3,
-            n_refiner_layers=1,
-            n_heads=2,
-            n_kv_heads=2,
-            cap_feat_dim=16,
-            axes_dims=[4, 6, 6],
-            axes_lens=[64, 16, 16],
-        ),
-        lambda: {
-            "x": [drawn(4, 1, 6, 10), drawn(4, 1, 8, 10, seed=2)],
-            "t": torch.tensor([0.3, 0.3]),
-            "cap_feats": [drawn(5, 16, seed=3), drawn(3, 16, seed=4)],
-        },
-    ),
-}
-HOSTS = Z_IMAGE | PICTURE_HOSTS
+HOSTS = IMAGES | VIDEOS | PICTURE_HOSTS
 CUT = (
+    "SD3",
+    "SD3, a control network",
+    "AuraFlow",
+    "CogView3-Plus",
+    "CogView4",
+    "CogView4, masked",
+    "PixArt",
+    "DiT",
+    "Lumina-Next",
+    "Lumina 2",
+    "CogVideoX",
+    "CogVideoX, rotary",
+    "HunyuanVideo 1.5",
+    "Allegro",
+    "Cosmos",
+    "Cosmos, times of frames",
+    "EasyAnimate",
+    "Stable Audio",
     "Z-Image",
     "Flux",
     "Flux, a control network",

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
+from typing import NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -30,8 +30,8 @@ class KeptKeys:
     def whole(self, place: Place, attention: Attention) -> Attention:
         """Keep an attention of all tokens, and return it."""
         _, key, value, mask = attention
-        by_keys = mask is not None and mask.shape[-1] == key.shape[1]
-        self._kept[place] = key.clone(), value.clone(), mask.clone() if by_keys and mask is not None else None
+        own = _of_keys(mask, key.shape[1])
+        self._kept[place] = key.clone(), value.clone(), None if own is None else own.clone()
         return attention
 
     def renewed(
@@ -72,11 +72,24 @@ def _mask(
     rows = mask.shape[-2] if mask.dim() > 2 else 1
     if mask.shape[-1] == layout.tokens + words:  # of all keys already
         return mask if rows in (1, attention.query.shape[1]) else _rows(mask, patch, layout, words)
+    keys = _of_keys(mask, own)
     text = f"the mask of {name}, {tuple(mask.shape)}, is not over its keys alone; use mode gather"
-    require(mask.shape[-1] == own and rows == 1 and kept is not None, InputError, text)
-    whole: Tensor = kept  # type: ignore[assignment]  # require has checked it
-    renew(whole, mask, patch, layout, mask.dim() - 1)
-    return whole
+    require(keys is not None and kept is not None, InputError, text)
+    whole, part = cast(Tensor, kept), cast(Tensor, keys)
+    renew(whole, part, patch, layout, whole.dim() - 1)
+    return part.mT * whole if rows == own > 1 else whole
+
+
+def _of_keys(mask: Tensor | None, keys: int) -> Tensor | None:
+    """Return a mask of the keys alone; one of pairs of tokens may be the product of both tokens' own."""
+    if mask is None or mask.shape[-1] != keys:
+        return None
+    if mask.dim() == 2 or mask.shape[-2] == 1:
+        return mask
+    if mask.shape[-2] != keys:
+        return None
+    own = mask.diagonal(dim1=-2, dim2=-1)[..., None, :]
+    return own if torch.equal(own.mT * own, mask) else None
 
 
 def _rows(mask: Tensor, patch: TokenPatch, layout: TokenLayout, words: int) -> Tensor:

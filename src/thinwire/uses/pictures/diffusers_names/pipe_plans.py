@@ -15,11 +15,6 @@ from torch import nn
 
 from thinwire.types import InputError, require
 from thinwire.uses.pictures.diffusers_names.plans import (
-    CONTROL,
-    IDS,
-    JOINED,
-    TOKENS,
-    JoinOutput,
     SplitInput,
     SplitPlan,
     Whole,
@@ -44,14 +39,13 @@ class BlockList:
 class PipePlan:
     """How the blocks and tokens of a family are cut.
 
-    ``split``: how tokens are cut, where it is not as ``plans.py`` says without the text. ``more``: what is
-    added to that. ``once``: modules before the blocks whose output all patches of a step have in common.
+    ``more``: what is added to how tokens are cut, or None for what is not cut. ``once``: modules before the
+    blocks whose output all patches of a step have in common.
     ``text_after``: whether attention has the text's keys behind the picture's. ``never``: inputs that do not
     go with patches. ``frames``: in how many frames a call's tokens are.
     """
 
     lists: tuple[BlockList, ...]
-    split: SplitPlan | None = None
     more: SplitPlan = field(default_factory=dict)
     once: tuple[str, ...] = ()
     text_after: bool = False
@@ -109,11 +103,17 @@ def patch_split(model: nn.Module, given: SplitPlan | None = None) -> SplitPlan:
     Errors: ``InputError`` as ``plan_of``.
     """
     own = pipe_plan_of(model)
-    found = given if given is not None else own.split
-    if found is None:
-        whole = plan_of(model)
-        found = {path: _without_text(entries) for path, entries in whole.items()}
-    return {path: entries for path, entries in {**found, **own.more}.items() if entries != {}}
+    found = given or {path: _without_text(entries) for path, entries in plan_of(model).items()}
+    for path, entries in own.more.items():
+        found = {**found, path: _both(found.get(path), entries)}
+    return {path: entries for path, entries in found.items() if entries != {}}
+
+
+def _both(known: Any, more: Any) -> Any:
+    """Return the entries of a path with what is added to them, or taken from them by None."""
+    if not isinstance(known, Mapping) or not isinstance(more, Mapping):
+        return more
+    return {name: entry for name, entry in {**known, **more}.items() if entry is not None}
 
 
 def _without_text(entries: Any) -> Any:
@@ -136,32 +136,43 @@ _BOTH, _TEXT_LAST = (TEXT, HIDDEN), (HIDDEN, TEXT)
 _DOUBLE, _SINGLE = "transformer_blocks", "single_transformer_blocks"
 _JOINT = (BlockList(_DOUBLE, _BOTH), BlockList(_SINGLE, _BOTH))  # two streams to the end
 _MERGED = (BlockList(_DOUBLE, _BOTH), BlockList(_SINGLE, HIDDEN))  # text and picture are one in the second
-_PACKED: SplitPlan = {"": {HIDDEN: TOKENS, "img_ids": IDS, **CONTROL}, **JOINED}
+_TEXT_FIRST = PipePlan((BlockList(_DOUBLE, _TEXT_LAST),))  # of the keys; of what a block returns, last
+_ALONE = PipePlan((BlockList(_DOUBLE, HIDDEN),))  # its text stays as it is
+_MASKED = PipePlan(  # its mask is of the picture's own tokens
+    (BlockList(_DOUBLE, HIDDEN),), more={f"{_DOUBLE}.*": {"attention_mask": SplitInput(-1, 3)}}
+)
 _WAN = PipePlan((BlockList("blocks", HIDDEN),), frames=_frames(2, "patch_size"))
 
 PIPES: dict[str, PipePlan] = {
     "FluxTransformer2DModel": PipePlan(_JOINT),
     "Flux2Transformer2DModel": PipePlan(_MERGED),
-    "ChromaTransformer2DModel": PipePlan(_MERGED, _PACKED, once=("distilled_guidance_layer",)),
+    "ChromaTransformer2DModel": PipePlan(_MERGED, once=("distilled_guidance_layer",)),
     "LongCatImageTransformer2DModel": PipePlan(_JOINT),
     "OvisImageTransformer2DModel": PipePlan(_JOINT),
     "BriaTransformer2DModel": PipePlan(_JOINT),
-    "QwenImageTransformer2DModel": PipePlan(
-        (BlockList(_DOUBLE, _BOTH),), more={"pos_embed": {0: SplitInput(0, 2)}}
+    "QwenImageTransformer2DModel": PipePlan((BlockList(_DOUBLE, _BOTH),), more={"pos_embed": {1: None}}),
+    "SD3Transformer2DModel": PipePlan((BlockList(_DOUBLE, _BOTH),), text_after=True, never=("skip_layers",)),
+    "AuraFlowTransformer2DModel": PipePlan(
+        (BlockList("joint_transformer_blocks", _BOTH), BlockList(_SINGLE, HIDDEN))
     ),
-    "SD3Transformer2DModel": PipePlan(
-        (BlockList(_DOUBLE, _BOTH),),
-        {
-            "": {"block_controlnet_hidden_states": TOKENS},
-            f"{_DOUBLE}.0": {HIDDEN: TOKENS},
-            **JOINED,
-        },
-        text_after=True,
-        never=("skip_layers",),
+    "CogView3PlusTransformer2DModel": _TEXT_FIRST,
+    "CogView4Transformer2DModel": _TEXT_FIRST,
+    "EasyAnimateTransformer3DModel": _TEXT_FIRST,
+    "PixArtTransformer2DModel": _MASKED,
+    "DiTTransformer2DModel": _ALONE,
+    "AllegroTransformer3DModel": _MASKED,
+    "CosmosTransformer3DModel": _ALONE,
+    "StableAudioDiTModel": _ALONE,
+    "LuminaNextDiT2DModel": PipePlan((BlockList("layers", HIDDEN),)),
+    "Lumina2Transformer2DModel": PipePlan(  # as Z-Image
+        (BlockList("layers", HIDDEN),), once=("noise_refiner.*", "context_refiner.*")
     ),
     "WanTransformer3DModel": _WAN,
     "SkyReelsV2Transformer3DModel": _WAN,
     "ChronoEditTransformer3DModel": _WAN,
+    "HunyuanVideo15Transformer3DModel": PipePlan(
+        (BlockList(_DOUBLE, _TEXT_LAST),), once=("context_embedder",), text_after=True
+    ),
     "HunyuanVideoTransformer3DModel": PipePlan(
         (BlockList(_DOUBLE, _TEXT_LAST), BlockList(_SINGLE, _TEXT_LAST)),
         once=("context_embedder",),
@@ -174,23 +185,10 @@ PIPES: dict[str, PipePlan] = {
         frames=lambda model, inputs: inputs.get("num_frames") or 0,
     ),
     "CogVideoXTransformer3DModel": PipePlan(
-        (BlockList(_DOUBLE, _TEXT_LAST),),
-        {
-            "": {"image_rotary_emb": SplitInput(0, 2)},
-            f"{_DOUBLE}.0": {HIDDEN: TOKENS},
-            **JOINED,
-        },
-        frames=_frames(1, "patch_size_t"),
+        (BlockList(_DOUBLE, _TEXT_LAST),), frames=_frames(1, "patch_size_t")
     ),
     "ZImageTransformer2DModel": PipePlan(  # one sequence of picture and text, which is cut as a whole
         (BlockList("layers", "x"),),
-        {
-            "noise_refiner": Whole(),
-            "context_refiner": Whole(),
-            "layers.0": {"x": TOKENS},
-            "layers.*": {"freqs_cis": SplitInput(1, 3), "noise_mask": SplitInput(1, 2)},
-            "all_final_layer.*": JoinOutput(),
-        },
         once=("noise_refiner.*", "context_refiner.*"),
         never=("siglip_feats",),
     ),
