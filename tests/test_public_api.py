@@ -69,6 +69,7 @@ PUBLIC = [
     "local_steps_lightning",
     "meet",
     "models",
+    "on_first",
     "over_workers",
     "parallel",
     "parse_recipe",

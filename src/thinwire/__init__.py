@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from thinwire.uses.pictures.context_parallel.divided.loading import load_part
     from thinwire.uses.pictures.context_parallel.recipes import parallel
     from thinwire.uses.pictures.expert_parallel.recipes import spread_experts
+    from thinwire.uses.pictures.first_rank import on_first
     from thinwire.uses.pictures.workers.over_workers import over_workers
     from thinwire.uses.training.pipeline.compressed_stage import CompressedStage
     from thinwire.uses.training.pipeline.recipes import Recipe, parse_recipe
@@ -62,6 +63,7 @@ _HOMES = {
     "uses.pictures.context_parallel.divided.loading": ("load_part",),
     "uses.pictures.context_parallel.recipes": ("parallel",),
     "uses.pictures.expert_parallel.recipes": ("spread_experts",),
+    "uses.pictures.first_rank": ("on_first",),
     "uses.pictures.workers.over_workers": ("over_workers",),
     "uses.training.replicas.loop.meeting": ("meet",),
     "uses.training.replicas.loop.lightning_callback": ("local_steps_lightning",),
@@ -118,6 +120,7 @@ __all__ = [
     "local_steps_lightning",
     "meet",
     "models",
+    "on_first",
     "over_workers",
     "parallel",
     "parse_recipe",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any, NoReturn
@@ -12,6 +13,7 @@ from thinwire.types import InputError, require
 from thinwire.uses.pictures.weight_checksums import is_setting
 
 PIPE = "pipe"
+_NUMBERS = (bool, int, float)
 EACH, DISK = "the blocks of each rank", "its checkpoint (a checksum of samples)"
 
 
@@ -78,7 +80,7 @@ def under_of(model: nn.Module) -> Collection[str]:
 def facts_of(model: nn.Module) -> dict[str, str]:
     """Return how a model's blocks are divided, for the other ranks."""
     part = part_of(model)
-    return {EACH: "all"} if part is None else part.facts()
+    return {EACH: "all"} if part is None else part.facts() | {"its adapters": _adapters(model)}
 
 
 def check_part(model: nn.Module, mode: str, rank: int = 0, world: int = 1) -> None:
@@ -94,6 +96,15 @@ def check_part(model: nn.Module, mode: str, rank: int = 0, world: int = 1) -> No
     adapted += [name for name, m in model.named_modules() if "IPAdapter" in _processor(m)]
     text = f"an IP-Adapter counts blocks, and this model has {part} alone; load it whole, or without one"
     require(not adapted, InputError, text)
+
+
+def _adapters(model: nn.Module) -> str:
+    """Return the adapters that are loaded by name, with their numbers: those of blocks cannot be compared."""
+    said = list[str]()
+    for name, own in getattr(model, "peft_config", {}).items():
+        numbers = sorted((key, value) for key, value in vars(own).items() if type(value) in _NUMBERS)
+        said.append(f"{name} ({zlib.crc32(repr(numbers).encode())})")
+    return ", ".join(said)
 
 
 def _processor(module: nn.Module) -> str:

@@ -98,6 +98,11 @@ def check_given(model: object, recipe: object, deadline: object) -> None:
     text = f"a {kind} is no model that can be spread over ranks; give the pipeline's transformer"
     require(isinstance(model, nn.Module), InputError, text)
     require(isinstance(recipe, str), InputError, f"{recipe!r:.40} is no recipe; give its name")
+    check_deadline(deadline)
+
+
+def check_deadline(deadline: object) -> None:
+    """Raise ``InputError`` for what would wait for ever, or not at all."""
     seconds = isinstance(deadline, int | float) and 0 < deadline < math.inf
     require(seconds, InputError, f"a deadline of {deadline!r:.40} is no number of seconds; give one above 0")
 

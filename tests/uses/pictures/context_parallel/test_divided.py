@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import subprocess
 import sys
@@ -15,6 +16,7 @@ from each import each
 from meshes import Mesh, together
 from picture_hosts import VIDEO, adapted, made
 from picture_models import flux, flux_inputs, one_device, sample, wan
+from picture_pipelines import wan_pipeline
 from torch import Tensor, nn
 
 import thinwire
@@ -133,6 +135,34 @@ def test_an_adapter_that_counts_blocks_is_refused(ranks: Meshes, tmp_path: Path)
         InputError, match="an IP-Adapter counts blocks, and this model has blocks 0 to 1 of 3"
     ):
         run(own, ranks[2], lambda each: torch.zeros(()), mode="pipe")
+
+
+def test_an_adapter_is_loaded_in_parts_and_on_all_ranks(ranks: Meshes, tmp_path: Path) -> None:
+    peft, inputs = pytest.importorskip("peft"), flux_inputs(64)
+    model: Any = flux(singles=3)
+    folder = saved(model, tmp_path)
+    lora = peft.LoraConfig(r=4, lora_alpha=4, init_lora_weights=False, target_modules=["to_q", "proj_mlp"])
+    model.add_adapter(lora)
+    weights = {f"transformer.{n}": x for n, x in peft.get_peft_model_state_dict(model).items()}
+    one, two, other = (parts(type(model), folder, ranks[2]) for _ in range(3))
+    for own in (*one, other[0]):
+        own.load_lora_adapter(dict(weights), prefix="transformer")
+    whole = [model, copy.deepcopy(model)]
+    with_it, without, wanted = (
+        run(models, ranks[2], lambda each: sample(each, inputs, 2), mode="pipe")
+        for models in (one, two, whole)
+    )
+    assert torch.equal(with_it[0], wanted[0]) and not torch.equal(without[0], wanted[0])
+    with pytest.raises(InputError, match=r"rank \d has its adapters '(default_0 \(\d+\))?', and this rank"):
+        run(other, ranks[2], lambda each: torch.zeros(()), mode="pipe")
+
+
+def test_a_pipeline_takes_parts(ranks: Meshes, tmp_path: Path) -> None:
+    folder = saved(wan(), tmp_path)
+    own = parts(type(wan()), folder, ranks[2], torch_dtype=torch.float32)
+    made = run(own, ranks[2], lambda part: wan_pipeline(part, 96), "raw", mode="pipe")
+    whole = run([wan(), wan()], ranks[2], lambda model: wan_pipeline(model, 96), "raw", mode="pipe")
+    assert torch.equal(made[0], made[1]) and torch.equal(made[0], whole[0])
 
 
 @pytest.mark.parametrize("name", ["single_transformer_blocks.0.proj_mlp.bias", "proj_out.weight"])

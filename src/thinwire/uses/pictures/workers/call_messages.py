@@ -67,25 +67,26 @@ class RecentNames:
 
 
 class CallWriter:
-    """Write calls for the workers, all of which get the same messages."""
+    """Write calls for the workers, all of which get the same messages; ``what`` these are, in an error."""
 
-    def __init__(self) -> None:
-        self._recent = RecentNames()
+    def __init__(self, what: str = "the input") -> None:
+        self._recent, self._what = RecentNames(), what
 
     def pack(self, call: HostCall) -> bytes:
         """Return the message of a call. Errors: ``InputError`` for what cannot be sent, or is too large."""
         given = dict(enumerate(call.args)) | call.kwargs
-        tensors = [_checked(name, x) for name, x in _tensors(given, "")]
+        said = [(f"{self._what} {name}", x) for name, x in given.items()]
+        tensors = [_checked(*each) for name, x in said for each in _tensors(x, name)]
         names = _names_of(tensors)
         by_name = {names[id(x)]: x for x in tensors}
         new = {name: x for name, x in by_name.items() if name not in self._recent}
         nbytes = sum(x.numel() * x.element_size() for x in new.values())
-        text = f"the inputs of a call have {nbytes} bytes, and {MOST} can be sent; make a smaller picture"
+        text = f"{self._what} has {nbytes} bytes in all, and {MOST} can be sent; make a smaller picture"
         require(nbytes <= MOST, InputError, text)
         words = {
             "stream": call.stream,
-            "args": [_described(x, str(i), names) for i, x in enumerate(call.args)],
-            "kwargs": {name: _described(x, name, names) for name, x in call.kwargs.items()},
+            "args": [_described(x, f"{self._what} {i}", names) for i, x in enumerate(call.args)],
+            "kwargs": {name: _described(x, f"{self._what} {name}", names) for name, x in call.kwargs.items()},
             "new": [[name, _dtype(x), list(x.shape)] for name, x in new.items()],
         }
         self._recent.use(by_name)
@@ -150,10 +151,8 @@ def _tensors(x: Any, name: str, depth: int = 0) -> Iterator[tuple[str, Tensor]]:
 
 def _checked(name: str, x: Tensor) -> Tensor:
     known = _dtype(x) in _DTYPES and x.dim() <= MOST_DIMS and x.layout is torch.strided and not x.is_meta
-    text = (
-        f"the input {name.strip('.')} is a tensor of {x.dtype} in {x.dim()} dimensions on {x.device}, which"
-    )
-    require(known, InputError, f"{text} cannot be sent to workers; give it as floats")
+    text = f"{name} is a tensor of {x.dtype} in {x.dim()} dimensions on {x.device}, which cannot be sent"
+    require(known, InputError, f"{text}; give it as floats")
     return x
 
 
@@ -175,13 +174,12 @@ def _described(x: Any, where: str, names: Mapping[int, str]) -> Any:
         return x
     if isinstance(x, Mapping):
         named = all(isinstance(key, str) for key in x)
-        require(named, InputError, f"the input {where} has keys that are no text; workers cannot be sent it")
+        require(named, InputError, f"{where} has keys that are no text, and cannot be sent so")
         return {"mapping": {key: _described(value, f"{where}.{key}", names) for key, value in x.items()}}
     if isinstance(x, list | tuple):
         kind = "tuple" if isinstance(x, tuple) else "list"
         return {kind: [_described(value, f"{where}.{i}", names) for i, value in enumerate(x)]}
-    text = f"the input {where} is a {type(x).__name__}, which cannot be sent to workers; leave it out"
-    raise InputError(text)
+    raise InputError(f"{where} is a {type(x).__name__}, which cannot be sent; leave it out")
 
 
 def _bytes_of(parts: Sequence[Tensor]) -> list[memoryview]:
