@@ -16,6 +16,7 @@ PARTS: dict[str, tuple[str, tuple[str, ...]]] = {
     "replicas": ("replicas", ()),
     "state": ("states", ()),
     "pictures": ("pictures", ("small",)),
+    "video": ("video", ()),
     "pictures_full": ("pictures", ("full",)),
 }
 

@@ -1,10 +1,10 @@
 """How long a step of a video of Wan 1.3B's size takes on several machines: blocks timed, the step replayed.
 
-``python -m bench.pictures.wan_times [DEVICE] [PATCHES]``: one block of Wan 2.1 1.3B's shapes with random
-weights computes one patch of 81 frames of 480 x 832 pixels, against the keys and values of all 32,760 tokens,
-as mode pipe lets it. What surrounds the blocks, and the coding of a patch, is timed too. From these times a
-step on 2 and 4 machines is replayed over links, which is no measurement of a link: a patch waits for the
-rank, for the line, and for its way. Shapes are those of the published configuration.
+``python -m bench.pictures.wan_times [PATCHES]`` on the processor, and part ``video`` of ``bench.gpu`` on a card:
+one block of Wan 2.1 1.3B's shapes with random weights computes one patch of 81 frames of 480 x 832 pixels,
+against the keys and values of all 32,760 tokens, as mode pipe lets it. What surrounds the blocks, and the
+coding of a patch, is timed too. From these times a step on 2 and 4 machines is replayed over links, which is
+no measurement of a link: a patch waits for the rank, for the line, and for its way.
 """
 
 from __future__ import annotations
@@ -17,8 +17,9 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from bench.study.cells import Kept, makers, run_study
+from bench.study.cells import RESULTS, Kept, makers, run_study
 from bench.study.tables import Draw, columns
+from thinwire.runs.records.writer import read_json
 from thinwire.uses.pictures.coding import Endpoints
 from thinwire.uses.pictures.context_parallel.kept_keys import KeptKeys, TokenLayout
 from thinwire.uses.pictures.context_parallel.patches import Patches
@@ -28,7 +29,7 @@ from thinwire.uses.pictures.diffusers_names.interfaces import Attention, Given, 
 from thinwire.uses.pictures.rank_message import RankMessage
 
 KEPT = Kept("wan_times")
-SHAPE = {  # of the published Wan 2.1 1.3B, but for the number of layers
+SHAPE: dict[str, Any] = {  # of the published Wan 2.1 1.3B, but for the number of layers
     "num_attention_heads": 12,
     "attention_head_dim": 128,
     "in_channels": 16,
@@ -42,7 +43,7 @@ LAYERS, WIDTH = 30, 1536
 LATENT = (1, 16, 21, 60, 104)  # of 81 frames of 480 x 832 pixels
 SMALL = (1, 16, 4, 16, 16)
 WORDS = 512
-DEVICES = ("cpu", "cuda")
+CPU, CUDA = "cpu", "cuda"
 PATCHES = (1, 4, 8, 16)
 RECIPES = ("pipe-fp16", "compact-pipe", "compact-pipe:bits=2")
 LINKS = {
@@ -60,52 +61,50 @@ class Cell(NamedTuple):
 
 
 def cells() -> Iterator[Cell]:
-    """Yield the cells of the devices that are here, and of those that have been measured."""
-    for device in DEVICES:
-        here = device == "cpu" or torch.cuda.is_available()
-        for patches in PATCHES:
-            if here or KEPT.get(Cell(device, patches)):
-                yield Cell(device, patches)
+    """Yield the cells of the processor."""
+    yield from (Cell(CPU, patches) for patches in PATCHES)
+
+
+def kept(device: str, patches: int) -> Row | None:
+    """Return what was measured on a device; a card's is in ``gpu.json``."""
+    if device == CPU:
+        found: Row | None = KEPT.get(Cell(device, patches))
+        return found
+    rows = read_json(RESULTS / "gpu.json").get("parts", {}).get("video", {}).get("rows", [])
+    return next((row for row in rows if row["patches"] == patches and "block_s" in row), None)
 
 
 class TimedPatch:
-    """The session of one rank that has the only block: it computes all tokens, then some patches."""
+    """The session of one rank that has the only block: it computes some patches of ``tokens``."""
 
-    def __init__(self, patches: int, device: str) -> None:
-        self._patches, self._device, self._kept = patches, device, KeptKeys()
-        self._cuts: Patches | None = None
-        self._turn: int | None = None
+    def __init__(self, tokens: int, patches: int, device: str) -> None:
+        self._cuts, self._device, self._kept = Patches(tokens, patches), device, KeptKeys()
+        shape = 1, tokens, SHAPE["num_attention_heads"], SHAPE["attention_head_dim"]
+        x = torch.randn(shape).to(device, torch.bfloat16)
+        self._kept.whole((0, 0, 0), Attention(x, x, x, None))
+        self._turn = 0
         self.blocks, self.wholes, self.hidden = list[float](), list[float](), torch.empty(0)
 
     def run(self, given: Given, compute: Any) -> Any:
-        """Compute all tokens once, then a first patch that warms up, and those that count."""
-        made = compute()
-        for turn in range(min(self._patches, 1 + REPEATS)):
-            self._turn = turn
-            start = self._now()
+        """Compute a patch that warms up, if there are several, and some that count."""
+        for turn in range(min(len(self._cuts), 1 + REPEATS)):
+            self._turn, start = turn, self._now()
             made = compute()
             self.wholes.append(self._now() - start)
         return made
 
     def cut(self, name: str, x: Tensor, dim: int, of: Any = ()) -> Tensor:
         """Return this turn's tokens."""
-        if self._cuts is None and not of:
-            self._cuts = Patches(x.shape[dim], self._patches)
-        if self._cuts is None or self._turn is None or x.shape[dim] != self._cuts.tokens:
-            return x
-        return self._cuts[self._turn].take(x, dim)
+        return self._cuts[self._turn].take(x, dim) if x.shape[dim] == self._cuts.tokens else x
 
     def attend(self, layer: str, attention: Attention, stock: Stock) -> Tensor:
         """Attend to all tokens."""
-        if self._turn is None or self._cuts is None:
-            return stock.whole(self._kept.whole((0, 0, 0), attention))
         layout, patch = TokenLayout(self._cuts.tokens, False), self._cuts[self._turn]
         return stock.whole(self._kept.renewed((0, 0, 0), attention, patch, layout))
 
     def join(self, x: Tensor, dim: int) -> Tensor:
         """Return a place for the output."""
-        tokens = x.shape[dim] if self._cuts is None else self._cuts.tokens
-        return x.new_zeros(()).expand([*x.shape[:dim], tokens, *x.shape[dim + 1 :]])
+        return x.new_zeros(()).expand([*x.shape[:dim], self._cuts.tokens, *x.shape[dim + 1 :]])
 
     def at_block(self, number: int, streams: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Begin to time the block."""
@@ -118,8 +117,7 @@ class TimedPatch:
 
     def done(self, number: int) -> None:
         """End timing the block."""
-        if self._turn is not None:
-            self.blocks.append(self._now() - self._start)
+        self.blocks.append(self._now() - self._start)
 
     def again(self) -> bool:
         """Say that no module's output is kept."""
@@ -132,7 +130,7 @@ class TimedPatch:
         """Do nothing."""
 
     def _now(self) -> float:
-        if self._device == "cuda":
+        if self._device == CUDA:
             torch.cuda.synchronize()
         return perf_counter()
 
@@ -149,13 +147,13 @@ def measure(cell: Cell, latent: tuple[int, ...] = LATENT) -> Row:
         "encoder_hidden_states": torch.randn(1, WORDS, SHAPE["text_dim"]).to(cell.device, torch.bfloat16),
         "timestep": torch.tensor([500.0], device=cell.device),
     }
-    session = TimedPatch(cell.patches, cell.device)
+    tokens = latent[2] * latent[3] * latent[4] // 4
+    session = TimedPatch(tokens, cell.patches, cell.device)
     with piped(model, session, session):
         model(**inputs)
     kept = slice(1, None) if len(session.blocks) > 1 else slice(None)  # but the first, which warms up
     block, whole = min(session.blocks[kept]), min(session.wholes[kept])
     coded = {name: coding(session.hidden, name) for name in RECIPES}
-    tokens = latent[2] * latent[3] * latent[4] // 4
     weights = sum(p.numel() for p in model.blocks[0].parameters())
     about = {"threads": torch.get_num_threads(), "name": named(cell.device)}
     return {"tokens": tokens, "block_s": block, "around_s": whole - block, "coded": coded, **about} | {
@@ -181,7 +179,7 @@ def coding(x: Tensor, recipe: str) -> Row:
 
 def named(device: str) -> str:
     """Return the device's name."""
-    return torch.cuda.get_device_name() if device == "cuda" else "cpu"
+    return torch.cuda.get_device_name() if device == CUDA else "cpu"
 
 
 def replayed(found: Row, recipe: str, patches: int, ranks: int, link: tuple[float, float]) -> float:
@@ -204,13 +202,13 @@ def replayed(found: Row, recipe: str, patches: int, ranks: int, link: tuple[floa
 def summary() -> Row:
     """Return the replayed steps of all devices, against one machine's step."""
     rows = []
-    for device in DEVICES:
-        alone = KEPT.get(Cell(device, 1))
+    for device in (CPU, CUDA):
+        alone = kept(device, 1)
         if not alone:
             continue
         one = LAYERS * alone["block_s"] + alone["around_s"]
         for patches in PATCHES[1:]:
-            found = KEPT.get(Cell(device, patches))
+            found = kept(device, patches)
             for ranks in (2, 4) if found else ():
                 for recipe in RECIPES:
                     seconds = {n: replayed(found, recipe, patches, ranks, link) for n, link in LINKS.items()}
@@ -235,7 +233,4 @@ wan_times = columns(
 TABLES: dict[str, Draw] = {"wan_times": wan_times}
 
 if __name__ == "__main__":
-    if "--smoke" in sys.argv:
-        print(measure(Cell("cpu", 4), SMALL))
-    else:
-        run_study("wan_times", sys.argv[1:], cells, measure, summary)
+    run_study("wan_times", sys.argv[1:], cells, measure, summary)

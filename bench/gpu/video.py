@@ -1,0 +1,16 @@
+"""A block of Wan 1.3B's shapes by patches, and the coding of a patch: what ``pictures.wan_times`` replays."""
+
+from __future__ import annotations
+
+import torch
+
+from bench.gpu.ranks import failing_alone, row
+from bench.pictures.wan_times import LATENT, PATCHES, SMALL, Cell
+from bench.pictures.wan_times import measure as timed
+
+
+def measure(device: torch.device, smoke: bool) -> None:
+    """Print a row for each number of patches."""
+    for patches in PATCHES:
+        with failing_alone(patches=patches):
+            row(patches=patches, **timed(Cell(device.type, patches), SMALL if smoke else LATENT))
