@@ -56,7 +56,7 @@ def hidden_states(seed: int) -> Tensor:
 
 
 def measure(cell: Cell) -> Row:
-    """Code a clip's hidden states in each way; return decibels of the signal to the error, all steps' mean."""
+    """Code a clip in each way; return decibels of the signal to the error, the mean of all steps."""
     states = hidden_states(cell.seed)
     return {way: decibels(states, way, CODECS[cell.bits], cell.order) for way in WAYS}
 

@@ -21,6 +21,7 @@ from bench.study.cells import RESULTS, Kept, makers, run_study
 from bench.study.tables import Draw, columns
 from thinwire.runs.records.writer import read_json
 from thinwire.uses.pictures.coding import Endpoints
+from thinwire.uses.pictures.context_parallel.divided.block_ranges import cut
 from thinwire.uses.pictures.context_parallel.kept_keys import KeptKeys, TokenLayout
 from thinwire.uses.pictures.context_parallel.patches import Patches
 from thinwire.uses.pictures.context_parallel.recipes import ATTENTION, parse_diffusion_recipe
@@ -44,7 +45,9 @@ LATENT = (1, 16, 21, 60, 104)  # of 81 frames of 480 x 832 pixels
 SMALL = (1, 16, 4, 16, 16)
 WORDS = 512
 CPU, CUDA = "cpu", "cuda"
-PATCHES = (1, 4, 8, 16)
+PATCHES = (1, 4, 8, 16, 32)
+PASSES = (1.0, 3.0, 10.0, 30.0)  # seconds that one machine may take for a pass
+PAYING = 16, "100 Mbit/s, 5 ms"  # patches and link where those are compared
 RECIPES = ("pipe-fp16", "compact-pipe", "compact-pipe:bits=2")
 LINKS = {
     "1 Gbit/s, 1 ms": (125e6, 1e-3),
@@ -182,31 +185,50 @@ def named(device: str) -> str:
     return torch.cuda.get_device_name() if device == CUDA else "cpu"
 
 
-def replayed(found: Row, recipe: str, patches: int, ranks: int, link: tuple[float, float]) -> float:
-    """Return the seconds of a step: of each patch on each rank, and on each line between two."""
+def replayed(
+    found: Row, recipe: str, patches: int, ranks: int, link: tuple[float, float], speed: float = 1.0
+) -> float:
+    """Return the seconds of a step: of each patch on each rank, and on each line between two.
+
+    ``speed``: how many times as fast as measured each rank computes and codes.
+    """
     rate, delay = link
-    coded, blocks = found["coded"][recipe], LAYERS // ranks
-    compute = blocks * found["block_s"] + found["around_s"]
+    coded, shares = found["coded"][recipe], [len(own) for own in cut(range(LAYERS), ranks)]
     output = 2 * found["tokens"] / patches * 64  # the model's output as float16: 16 channels of 4 pixels
     free, line, came = [0.0] * ranks, [0.0] * ranks, [0.0] * patches
-    for k in range(ranks):
+    for k, blocks in enumerate(shares):
         size = coded["nbytes"] if k < ranks - 1 else output
+        compute = blocks * found["block_s"] + found["around_s"]
         for m in range(patches):
-            start = max(free[k], came[m]) + (coded["decode_s"] if k else 0.0)
-            free[k] = start + compute + coded["encode_s"]
+            taken = compute + coded["encode_s"] + (coded["decode_s"] if k else 0.0)
+            free[k] = max(free[k], came[m]) + taken / speed
             line[k] = max(line[k], free[k]) + size / rate
             came[m] = line[k] + delay
     return max(came)
+
+
+def one_machine(device: str) -> float | None:
+    """Return the seconds of a pass on one machine."""
+    found = kept(device, 1)
+    return None if found is None else LAYERS * float(found["block_s"]) + float(found["around_s"])
+
+
+def paying() -> Iterator[Row]:
+    """Yield how much faster two machines of some speeds are, each way."""
+    patches, link = PAYING
+    found, one = kept(CPU, patches), one_machine(CPU)
+    for seconds in PASSES if found and one else ():
+        step = {r: replayed(found, r, patches, 2, LINKS[link], one / seconds) for r in RECIPES}
+        yield {"one_s": seconds, "gains": {recipe: seconds / s for recipe, s in step.items()}}
 
 
 def summary() -> Row:
     """Return the replayed steps of all devices, against one machine's step."""
     rows = []
     for device in (CPU, CUDA):
-        alone = kept(device, 1)
-        if not alone:
+        one = one_machine(device)
+        if one is None:
             continue
-        one = LAYERS * alone["block_s"] + alone["around_s"]
         for patches in PATCHES[1:]:
             found = kept(device, patches)
             for ranks in (2, 4) if found else ():
@@ -217,7 +239,7 @@ def summary() -> Row:
                     gains = {n: one / s for n, s in seconds.items()}
                     rows.append(about | {"one_s": one, "nbytes": sent, "gains": gains})
     cells_ = [found for cell in cells() if (found := KEPT.get(cell))]
-    return {"rows": rows, "made_by": makers(cells_)}
+    return {"rows": rows, "paying": list(paying()), "made_by": makers(cells_)}
 
 
 wan_times = columns(
@@ -230,7 +252,12 @@ wan_times = columns(
     ("one machine's step", "{one_s:.1f} s"),
     *((f"× over {name}", lambda r, name=name: f"{r['gains'][name]:.2f}×") for name in LINKS),
 )
-TABLES: dict[str, Draw] = {"wan_times": wan_times}
+wan_paying = columns(
+    "paying",
+    ("one machine's pass", "{one_s:.0f} s"),
+    *((f"`{recipe}`", lambda r, recipe=recipe: f"{r['gains'][recipe]:.2f}×") for recipe in RECIPES),
+)
+TABLES: dict[str, Draw] = {"wan_times": wan_times, "wan_times-paying": wan_paying}
 
 if __name__ == "__main__":
     run_study("wan_times", sys.argv[1:], cells, measure, summary)
