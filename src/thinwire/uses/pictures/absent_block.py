@@ -66,6 +66,11 @@ class AbsentBlock(nn.Module):
         raise InputError(text)
 
 
+def refuse_saving(part: DividedModel, *args: Any, **kwargs: Any) -> NoReturn:
+    """Stand in for ``save_pretrained``, whose folder would lack what the model lacks."""
+    raise InputError(f"this model has {part} alone; save it where it is whole")
+
+
 def part_of(model: nn.Module) -> DividedModel | None:
     """Return what of a model is here, if some of its blocks are absent."""
     return next((m.part for m in model.modules() if isinstance(m, AbsentBlock)), None)

@@ -82,7 +82,7 @@ def test_a_picture_by_parts_is_that_of_whole_models(ranks: Meshes, tmp_path: Pat
 
 
 @pytest.mark.filterwarnings("ignore:.*FluxPosEmbed:FutureWarning")  # of Chroma, by diffusers
-@each("name", [name for name in CUT if "," not in name])
+@each("name", [name for name in CUT if "," not in name and name != "DiT"])
 def test_each_family_runs_by_parts(ranks: Meshes, tmp_path: Path, name: str) -> None:
     make, draw = HOSTS[name]
     model, inputs = make(), draw()
@@ -122,6 +122,8 @@ def test_a_part_is_refused_where_it_does_not_belong(ranks: Meshes, tmp_path: Pat
         run([first, second, model], ranks[3], nothing, mode="pipe")
     with pytest.raises(InputError, match=r"rank \d has the blocks of each rank '(all|0 to 1, 2)'"):
         run([first, model], ranks[2], nothing, mode="pipe")
+    with pytest.raises(InputError, match="this model has block 2 of 3 alone; save it where it is whole"):
+        second.save_pretrained(tmp_path / "part")
     with pytest.raises(InputError, match="this model has block 2 of 3 alone; use mode pipe"):
         thinwire.parallel(second, {}, "compact-pipe").__enter__()
 
@@ -237,6 +239,12 @@ def test_what_cannot_be_loaded_is_told_in_a_sentence(
     assert "\n" not in str(found.value)
 
 
+def test_a_family_whose_calls_take_weights_of_one_block_is_refused(ranks: Meshes, tmp_path: Path) -> None:
+    model = HOSTS["DiT"][0]()
+    with pytest.raises(InputError, match="a DiTTransformer2DModel takes weights of one block for all"):
+        parts(type(model), saved(model, tmp_path), ranks[2])
+
+
 def test_an_index_names_files_of_its_folder(ranks: Meshes, tmp_path: Path) -> None:
     folder = saved(wan(), tmp_path, max_shard_size="30KB")
     sorted(folder.glob("*.safetensors"))[1].unlink()
@@ -252,7 +260,7 @@ def test_an_index_names_files_of_its_folder(ranks: Meshes, tmp_path: Path) -> No
         ({"torch_dtype": "float31"}, "none of torch's"),
         ({"torch_dtype": torch.int8}, "is no dtype of weights"),
         ({"variant": "fp8"}, "has no diffusion_pytorch_model.fp8.safetensors.*; give another variant"),
-        ({"subfolder": "transformer"}, "has no config.json"),
+        ({"subfolder": "transformer"}, "transformer is not there; give a local folder"),
         ({"device": "there"}, "'there' is no device"),
     ],
 )

@@ -8,7 +8,7 @@ the text: that is computed with every patch. As tested with version 0.42.1.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
 from torch import nn
@@ -42,7 +42,8 @@ class PipePlan:
     ``more``: what is added to how tokens are cut, or None for what is not cut. ``once``: modules before the
     blocks whose output all patches of a step have in common.
     ``text_after``: whether attention has the text's keys behind the picture's. ``never``: inputs that do not
-    go with patches. ``frames``: in how many frames a call's tokens are.
+    go with patches. ``frames``: in how many frames a call's tokens are. ``divided``: whether a rank can do
+    without the weights of others' blocks.
     """
 
     lists: tuple[BlockList, ...]
@@ -51,6 +52,7 @@ class PipePlan:
     text_after: bool = False
     never: tuple[str, ...] = ()
     frames: Callable[[Any, Mapping[str, Any]], int] = lambda model, inputs: 0
+    divided: bool = True
 
 
 class PipedBlock(NamedTuple):
@@ -159,7 +161,7 @@ PIPES: dict[str, PipePlan] = {
     "CogView4Transformer2DModel": _TEXT_FIRST,
     "EasyAnimateTransformer3DModel": _TEXT_FIRST,
     "PixArtTransformer2DModel": _MASKED,
-    "DiTTransformer2DModel": _ALONE,
+    "DiTTransformer2DModel": replace(_ALONE, divided=False),  # its first block embeds the time
     "AllegroTransformer3DModel": _MASKED,
     "CosmosTransformer3DModel": _ALONE,
     "StableAudioDiTModel": _ALONE,

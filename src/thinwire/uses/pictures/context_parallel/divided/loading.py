@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,7 +15,7 @@ from thinwire.files.checkpoint import TensorEntry
 from thinwire.files.host_memory import memory_bytes
 from thinwire.links.mesh import Peer
 from thinwire.types import InputError, TensorSpec, require
-from thinwire.uses.pictures.absent_block import AbsentBlock, DividedModel
+from thinwire.uses.pictures.absent_block import AbsentBlock, DividedModel, refuse_saving
 from thinwire.uses.pictures.agreement import own_rank, refused
 from thinwire.uses.pictures.context_parallel.divided.block_ranges import cut
 from thinwire.uses.pictures.context_parallel.divided.transformer_folder import TransformerFolder
@@ -24,7 +25,7 @@ from thinwire.uses.pictures.diffusers_names.empty_model import (
     kept_dtype,
     without_weights,
 )
-from thinwire.uses.pictures.diffusers_names.pipe_plans import blocks_of
+from thinwire.uses.pictures.diffusers_names.pipe_plans import blocks_of, pipe_plan_of
 from thinwire.uses.pictures.diffusers_names.tested_version import check_host
 
 
@@ -115,7 +116,9 @@ def _cut_out(
     model: nn.Module, folder: TransformerFolder, rank: int, world: int, shares: Sequence[float] | None
 ) -> DividedModel:
     """Leave the blocks of other ranks out of a model, and return what is left."""
-    blocks = blocks_of(model)
+    blocks, kind = blocks_of(model), type(model).__name__
+    text = f"a {kind} takes weights of one block for all of its calls; load it whole"
+    require(pipe_plan_of(model).divided, InputError, text)
     ranges = tuple(cut(blocks, world, shares))
     lists = dict.fromkeys(block.path.rpartition(".")[0] for block in blocks)
     part = DividedModel(rank, ranges, tuple(lists), folder.samples())
@@ -123,6 +126,7 @@ def _cut_out(
         if i not in ranges[rank]:
             owner, _, own = block.path.rpartition(".")
             setattr(model.get_submodule(owner), own, AbsentBlock(block.path, block.module, part))
+    vars(model)["save_pretrained"] = partial(refuse_saving, part)
     return part
 
 

@@ -56,6 +56,8 @@ class TransformerFolder:
 
 
 def _config(kind: type, folder: Path) -> dict[str, Any]:
+    text = f"{folder} is not there; give a local folder, such as 'hf download' makes"
+    require(folder.is_dir(), InputError, text)
     file = folder / CONFIG
     text = f"{folder} has no {CONFIG}; give a transformer's folder, as of save_pretrained, or subfolder="
     require(file.is_file(), InputError, text)
