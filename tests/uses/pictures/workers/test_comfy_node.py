@@ -20,6 +20,7 @@ from picture_pipelines import drawn
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+import thinwire
 from thinwire.types import InputError, LinkError
 from thinwire.uses.pictures.comfy_names.comfy_loading import ComfyLoader
 from thinwire.uses.pictures.comfy_names.comfy_models import known_family
@@ -138,6 +139,28 @@ def test_other_nodes_that_change_the_model_are_refused(folder: Path, files: Path
             picture(spread)
 
 
+def test_what_shares_of_tokens_cannot_take_is_refused(folder: Path, files: Path) -> None:
+    model, x = made("Flux"), NOISE["Flux"]
+    time, options = torch.tensor([500.0]), {"transformer_options": {}}
+    given = {"model": "Flux-tiny.safetensors", "source": "comfy"}
+    with (
+        torch.no_grad(),
+        crew(files, loaders={"comfy": ComfyLoader(folder)}) as (worker,),
+        thinwire.over_workers(model, [worker.address], "fp16", **given),
+    ):
+        for more, told in (
+            ({"control": {"input": []}}, r"a control network's \(control\) does not go"),
+            ({"attention_mask": torch.ones(1, 7)}, r"a mask \(attention_mask\) does not go"),
+        ):
+            with pytest.raises(InputError, match=told):
+                model(x, time, context=TEXTS[0], **options, **more)
+        with pytest.raises(InputError, match="a time of its own"):
+            model(x, torch.full((1, 3), 500.0), context=TEXTS[0], **options)
+        block = model.double_blocks[0]
+        with pytest.raises(InputError, match="DoubleStreamBlock is given attn_mask, which shares"):
+            block(img=x, txt=x, vec=x, pe=x, attn_mask=x)
+
+
 def test_a_worker_that_fails_is_named_with_what_it_said(folder: Path, files: Path, node: Any) -> None:
     own = comfy.ModelPatcher(made("WanModel"))
 
@@ -194,13 +217,13 @@ def test_files_that_are_no_safetensors_and_folders_without_comfyui_are_refused(
 ) -> None:
     with pytest.raises(InputError, match=r"has no comfy/sd\.py; give the folder"):
         ComfyLoader(tmp_path)
-    with crew(files) as (worker,), pytest.raises(InputError, match="start it with --comfy"):
-        import thinwire
-
-        with thinwire.over_workers(
-            made("Flux"), [worker.address], "fp16", model="Flux-tiny.safetensors", source="comfy"
-        ):
-            pass
+    given = {"model": "Flux-tiny.safetensors", "source": "comfy"}
+    with (
+        crew(files) as (worker,),
+        pytest.raises(InputError, match="start it with --comfy"),
+        thinwire.over_workers(made("Flux"), [worker.address], "fp16", **given),
+    ):
+        pass
     (tmp_path / "wan.pt").touch()
     with pytest.raises(InputError, match="is no file of safetensors, and others can run programs"):
         from thinwire.uses.pictures.workers.worker_models import AskedModel

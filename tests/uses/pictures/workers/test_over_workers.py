@@ -217,6 +217,30 @@ def test_who_is_not_there_or_busy_or_has_another_token_is_named(models: Path) ->
             begin(model, [worker.address], model="flux", token=b"another token")
 
 
+def test_two_transformers_of_one_pipeline_have_a_worker_each(models: Path) -> None:
+    first, second = flux(), flux()
+    wanted = one_device(first, [flux_inputs()])[0]
+    with (
+        crew(models, 2) as (one, other),
+        thinwire.over_workers(first, [one.address], "raw", model="flux"),
+        thinwire.over_workers(second, [other.address], "raw", model="flux"),
+    ):
+        made = [one_device(each, [flux_inputs()])[0] for each in (first, second, first)]
+    assert all(torch.allclose(x, wanted, atol=1e-5) for x in made)
+
+
+def test_a_host_that_makes_no_call_is_let_go(models: Path) -> None:
+    model = flux()
+    with (
+        pytest.raises(LinkError, match="rank 1 is the worker 127"),
+        crew(models, idle=0.3) as (worker,),
+        thinwire.over_workers(model, [worker.address], "raw", model="flux", deadline=3.0),
+    ):
+        until(lambda: any("waited 0.3 s for the next call" in line for line in worker.said), worker.said)
+        begin(flux(), [worker.address], model="flux")  # meanwhile another
+        one_device(model, [flux_inputs()])
+
+
 def test_a_host_that_vanishes_is_followed_by_the_next(models: Path) -> None:
     model = flux()
     with crew(models) as (worker,):

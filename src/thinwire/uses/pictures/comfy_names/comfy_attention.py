@@ -28,9 +28,15 @@ class ComfyAttention:
 
 
 class AttentionByTorch(Hook):
-    """Let the attention within a module be torch's own."""
+    """Let the attention within a module be torch's own; refuse inputs that say where among all tokens."""
+
+    def __init__(self, plain: tuple[str, ...]) -> None:
+        self._plain = plain
 
     def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], Any]:
+        given = [name for name in self._plain if kwargs.get(name) is not None]
+        text = f"a {type(module).__name__} is given {', '.join(given)}, which shares of tokens cannot take"
+        require(not given, InputError, f"{text}; leave masks and reference pictures out of the workflow")
         return args, {**kwargs, OPTIONS: {**(kwargs.get(OPTIONS) or {}), OVERRIDE: by_torch}}
 
 
@@ -44,7 +50,7 @@ def heard_attention(model: nn.Module, family: ComfyFamily) -> Iterator[None]:
                 require(not hasattr(module, "processor"), InputError, text)
                 module.processor = ComfyAttention()  # type: ignore[assignment]  # no module
                 undo.callback(delattr, module, "processor")
-                undo.callback(hooked(module, AttentionByTorch(), "comfy"))
+                undo.callback(hooked(module, AttentionByTorch(family.plain), "comfy"))
         yield
 
 

@@ -35,14 +35,16 @@ _CHANGES = ("patches", "patches_replace", "optimized_attention_override")  # of 
 class ComfyFamily:
     """A class of ComfyUI: how it is split, the modules whose attention is over the split tokens, and more.
 
-    ``takes``: what modules must take, by path. ``never``: inputs that do not go with shares, and why.
-    ``pipe``: how its blocks are cut, where they can be.
+    ``takes``: what modules must take, by path. ``never``: inputs that do not go with shares, and what they
+    are; ``plain``: inputs of those modules that have attention which do not. ``pipe``: how its blocks are
+    cut, where they can be.
     """
 
     split: SplitPlan
     attention: tuple[str, ...]
     takes: Mapping[str, tuple[str, ...]]
     never: Mapping[str, str]
+    plain: tuple[str, ...] = ()
     pipe: PipePlan | None = None
 
 
@@ -58,7 +60,7 @@ FAMILIES: dict[str, ComfyFamily] = {
         ("blocks.*.self_attn",),
         {"blocks.0": ("x", "freqs", OPTIONS), "blocks.0.self_attn": (OPTIONS,), "head": ("x",)},
         {},
-        PipePlan((BlockList("blocks", "x"),), _WAN, frames=lambda model, inputs: inputs["x"].shape[2]),
+        pipe=PipePlan((BlockList("blocks", "x"),), _WAN, frames=lambda model, inputs: inputs["x"].shape[2]),
     ),
     "Flux": ComfyFamily(
         {
@@ -70,6 +72,7 @@ FAMILIES: dict[str, ComfyFamily] = {
         ("double_blocks.*", "single_blocks.*"),
         {"double_blocks.0": ("img", "txt", "pe", OPTIONS), "single_blocks.0": ("x", "pe", OPTIONS)},
         {"control": "a control network's", "attention_mask": "a mask"},
+        ("attn_mask", "modulation_dims", "modulation_dims_img", "modulation_dims_txt"),
     ),
 }
 
@@ -108,7 +111,7 @@ def sendable(
     Errors: ``InputError`` for what would make another picture there, such as another node's patch.
     """
     given = inspect.signature(type(model).forward).bind_partial(model, *args, **kwargs).arguments
-    given |= given.get("kwargs", {})
+    given |= kwargs
     for name, what in family.never.items():
         text = f"{what} ({name}) does not go with several machines yet; leave it out of the workflow"
         require(given.get(name) is None, InputError, text)

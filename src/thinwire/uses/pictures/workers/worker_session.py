@@ -63,7 +63,7 @@ def _serve(
             calls = _follow(visit, model, kept.device, peers, waiting, tell)
         tell(f"{visit.name} has ended: {calls} calls")
     except ThinwireError as e:
-        tell(f"{visit.name}: {e}")
+        tell(f"{visit.name}: {str(e).removeprefix(visit.name).strip()}")
     finally:
         visit.end("its turn is over")
 
