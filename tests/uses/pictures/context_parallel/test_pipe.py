@@ -36,6 +36,17 @@ def test_uncoded_it_is_one_device_while_nothing_changes(ranks: Meshes, tokens: i
             assert (x - y).norm() <= 1e-5 * y.norm()
 
 
+def test_the_order_of_patches_is_the_published_one_on_any_number_of_ranks(ranks: Meshes) -> None:
+    """A patch sees those before it as of this step and those behind it as of the last: on 2 ranks as on 3.
+
+    Source: PipeFusion, arXiv 2405.14430.
+    """
+    model, inputs = flux(singles=4), flux_inputs(64)
+    run = lambda own, _: sample(own, inputs, STEPS)  # noqa: E731
+    two, three = (on_ranks(ranks[n], model, "raw", run, mode="pipe")[0] for n in (2, 3))
+    assert db(two, three) > 100 > db(two, sample(model, inputs, STEPS))
+
+
 def test_all_ranks_hold_the_same_bits_and_more_bits_are_nearer(ranks: Meshes) -> None:
     model, inputs = flux(), flux_inputs(64)
     wanted, found, sent = sample(model, inputs, STEPS), {}, {}
