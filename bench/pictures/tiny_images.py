@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch import nn
 
 from bench.pictures.tiny import Host, Inputs, drawn, made, padded
 
@@ -53,6 +54,18 @@ HUNYUAN = {"in_channels": 4, "patch_size": 2, "num_layers": 4, "hidden_size": 24
 HUNYUAN |= {"sample_size": 12, "cross_attention_dim_t5": 16, "pooled_projection_dim": 8, **HEADS}
 HUNYUAN |= {"text_len": 5, "text_len_t5": 6}
 
+
+def adapted() -> nn.Module:
+    """SD3 with an IP-Adapter: its attention has tokens of an image prompt, which all ranks have."""
+    from diffusers.models.attention_processor import SD3IPAdapterJointAttnProcessor2_0 as Adapter
+
+    model: Any = made("SD3Transformer2DModel", **SD3)()
+    torch.manual_seed(10)
+    model.set_attn_processor({name: Adapter(24, 24, 12, 8) for name in model.attn_processors})
+    model.image_proj = lambda image, time: (image, drawn(2, 8, seed=6))
+    return model.eval()  # type: ignore[no-any-return]
+
+
 IMAGES: dict[str, Host] = {
     "SD3": (
         made("SD3Transformer2DModel", **SD3, dual_attention_layers=(0,), qk_norm="rms_norm"),
@@ -63,6 +76,13 @@ IMAGES: dict[str, Host] = {
         lambda: picture(
             pooled_projections=drawn(2, 8, seed=3),
             block_controlnet_hidden_states=[drawn(2, 15, 24, seed=4)],
+        ),
+    ),
+    "SD3, an IP-Adapter": (
+        adapted,
+        lambda: picture(
+            pooled_projections=drawn(2, 8, seed=3),
+            joint_attention_kwargs={"ip_adapter_image_embeds": drawn(2, 4, 24, seed=5)},
         ),
     ),
     "AuraFlow": (

@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from bench.pictures.tiny_images import IMAGES
+from bench.pictures.tiny_more import MORE
 from bench.pictures.tiny_videos import VIDEOS
 from picture_models import Inputs, flux, flux_inputs, qwen_inputs, wan, wan_inputs
 from torch import Tensor, nn
@@ -286,4 +287,5 @@ HOSTS: dict[str, Host] = {
     ),
     **IMAGES,
     **VIDEOS,
+    **MORE,
 }

@@ -38,10 +38,11 @@ class ModelCall(NamedTuple):
 class StepCounter:
     """Number generations from 1, and the calls within each.
 
-    A generation begins with the first call, after ``reset``, where the time goes back up, where the shapes of
+    A generation begins with the first call, after ``reset``, where the time goes back, where the shapes of
     a stream's inputs change, where a named stream has its first time again (schedulers repeat later ones),
     and where there are more streams than keys can tell apart.
-    A stream is the name that the caller gives it, else the call's place among those of one time.
+    A stream is the name that the caller gives it, else the call's place among those of one time. Time falls,
+    or rises, as Lumina 2 and Z-Image are told it: that is known once it has gone back twice on end.
     """
 
     def __init__(self) -> None:
@@ -49,6 +50,7 @@ class StepCounter:
         self._fresh, self._place = True, 0
         self._time: float | None = None
         self._first: float | None = None  # the time at which the generation began
+        self._rises, self._turned = False, False  # whether time does; whether it went back at the last change
         self._shapes: dict[Hashable, Hashable] = {}
         self._numbers: dict[Hashable, int] = {}
         self._calls: Counter[int] = Counter()
@@ -58,14 +60,14 @@ class StepCounter:
         self._fresh = True
 
     def call(self, name: str | None, time: float | None, shapes: Hashable) -> ModelCall:
-        """Count a call of the stream ``name``; ``time`` falls from step to step."""
+        """Count a call of the stream ``name`` at a time."""
         again = time is not None and time == self._time
         self._place = self._place + 1 if again else 0
         stream: Hashable = self._place if name is None else name
-        up = time is not None and self._time is not None and time > self._time
+        back = self._back(time)
         over = name is not None and name in self._numbers and time is not None and time == self._first
         full = stream not in self._numbers and len(self._numbers) == STREAMS
-        begins = self._fresh or up or over or full or self._shapes.get(stream, shapes) != shapes
+        begins = self._fresh or back or over or full or self._shapes.get(stream, shapes) != shapes
         if begins:
             self._forget()
             self._first = time
@@ -75,6 +77,16 @@ class StepCounter:
         number = self._numbers.setdefault(stream, len(self._numbers))
         self._calls[number] += 1
         return ModelCall(number, self._calls[number] - 1, begins)
+
+    def _back(self, time: float | None) -> bool:
+        """Say whether time has gone back to that of another picture."""
+        if time is None or self._time is None or time == self._time:
+            return False
+        back = (time > self._time) != self._rises
+        if back and self._turned and not self._fresh:
+            self._rises, back = not self._rises, False
+        self._turned = back
+        return back
 
     def _forget(self) -> None:
         self._fresh, self._place = False, 0
@@ -249,7 +261,7 @@ def time_of(inputs: Mapping[str, object]) -> float | None:
 
 def _latest(inputs: Mapping[str, object]) -> Tensor:
     """Return the latest time where it is; a NaN where the model takes none. Z-Image's ``t`` goes up."""
-    time = inputs.get("timestep", inputs.get("timesteps"))
+    time = next((inputs[name] for name in ("timestep", "timesteps", "t") if name in inputs), None)
     if time is None and isinstance(inputs.get("t"), Tensor):
         time = -inputs["t"]  # type: ignore[operator]  # it is a tensor
     if isinstance(time, Tensor) and time.numel():

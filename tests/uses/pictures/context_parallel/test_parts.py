@@ -76,6 +76,17 @@ def test_generations_streams_and_steps() -> None:
     assert clock.generation == 7
 
 
+def test_time_may_rise() -> None:
+    """Known from the third step on, and for good."""
+    clock, seen = StepCounter(), []
+    for time in (0.0, 0.3, 0.6, 0.9, 0.0, 0.5, 0.9, 0.0, 0.9):
+        call = clock.call(None, time, 1)
+        seen.append((clock.generation, call.step))
+    assert seen == [(1, 0), (2, 0), (2, 1), (2, 2), (3, 0), (3, 1), (3, 2), (4, 0), (4, 1)]
+    falling = [clock.call(None, time, 1).step for time in (0.8, 0.5, 0.2, 0.9, 0.6)]
+    assert falling == [0, 1, 2, 0, 1]
+
+
 def test_keys_are_distinct() -> None:
     keys = [Key(s, n, k, r).pack() for s in (0, 1, 15) for n in (0, 300) for k in TensorKind for r in (0, 9)]
     assert len(set(keys)) == len(keys)

@@ -30,6 +30,7 @@ from thinwire.uses.pictures.diffusers_names.interfaces import (
     Stock,
     WholeForward,
 )
+from thinwire.uses.pictures.diffusers_names.keys_beside import BESIDE, SHARES, apart
 from thinwire.uses.pictures.diffusers_names.plans import (
     Never,
     SplitPlan,
@@ -38,7 +39,7 @@ from thinwire.uses.pictures.diffusers_names.plans import (
     plan_of,
     whole_of,
 )
-from thinwire.uses.pictures.diffusers_names.sdpa_layers import WITH_TAIL, SdpaHook
+from thinwire.uses.pictures.diffusers_names.sdpa_layers import PICTURE, SdpaHook
 from thinwire.uses.pictures.diffusers_names.tested_version import (
     ATTENTION_DISPATCH,
     PARALLEL_CONFIG,
@@ -174,6 +175,10 @@ class AttentionLayer:
 
     def attend(self, stock: Callable[..., Any], given: Mapping[str, Any]) -> Any:
         """Call a back end, ``stock``, with what is other in its arguments on the whole sequence."""
+        given = dict(given)
+        picture = given.pop(PICTURE, 0)
+        if self.kind in SHARES:
+            stock, given = apart(stock, given, self.kind, picture)
         text = f"{self.name} attends causally, which its shares cannot; use mode one"
         require(not given.get("is_causal"), InputError, text)
         self.heard.add(self.kind)
@@ -186,7 +191,7 @@ class AttentionLayer:
         if self.kind.endswith(_WHOLE_KEYS) and own.key.shape[1] != own.query.shape[1]:
             return on(own)  # of the image prompt, which every rank has
         plain = stock.__name__ == _NATIVE and not given.get("dropout_p")
-        beside = stock.__name__ == WITH_TAIL
+        beside = stock.__name__ == BESIDE
         return self.session.attend(self.name, own, Stock(on, plain, given.get("scale"), beside))
 
 
@@ -301,15 +306,18 @@ class SplitHook(Hook):
         """Return this rank's share of an input, or of all in a list of them."""
         if isinstance(entry, Never):
             text = f"{name} does not go with several ranks: {entry.cause}; leave it out, or use mode batch"
-            require(not x, InputError, text)
+            require(x is None or not entry.when(x), InputError, text)
             return x
+        if isinstance(x, Mapping):
+            return {key: self._cut(name, part, entry) for key, part in x.items()}
         if isinstance(x, list | tuple):
             entries = entry if isinstance(entry, list | tuple) else [entry] * len(x)
             cut = [self._cut(name, *pair) for pair in zip(x, entries, strict=True)]
             return cut if isinstance(x, list) else tuple(cut)
         if not isinstance(x, Tensor) or entry is None or entry.expected_dims not in (None, x.dim()):
             return x  # as diffusers does: a time for all tokens alike is not split
-        return self._session.cut(str(name), x, entry.split_dim, getattr(entry, "of", ()))
+        called = getattr(entry, "name", "") or str(name)
+        return self._session.cut(called, x, entry.split_dim, getattr(entry, "of", ()))
 
 
 class JoinHook(Hook):

@@ -9,6 +9,7 @@ from thinwire.uses.pictures.diffusers_names.plan_entries import (
     IDS,
     JOINED,
     PICTURE,
+    TEXT,
     TOKENS,
     JoinOutput,
     MadePlan,
@@ -43,6 +44,60 @@ def _aura_flow(model: Any, _: SplitPlan) -> SplitPlan:
     return {"single_transformer_blocks.0": {"hidden_states": TOKENS}, **JOINED}
 
 
+def last(path: str, blocks: Any, *outputs: JoinOutput | None) -> SplitPlan:
+    """Return what joins the output of the last block, for a model that takes tokens off behind it."""
+    return {f"{path}.{len(blocks) - 1}": list(outputs) or JoinOutput()}
+
+
+def one_stream(path: str, name: str, every: dict[str, Any], **more: Any) -> MadePlan:
+    """Return the plan for blocks of one stream, ``name``, which is joined behind the last one."""
+
+    def made(model: Any, _: SplitPlan) -> SplitPlan:
+        split = {f"{path}.*": every, f"{path}.0": {name: TOKENS}}
+        return {**split, **last(path, getattr(model, path)), **more}
+
+    return made
+
+
+def _hunyuan(rope: SplitPlan, **more: Any) -> SplitPlan:
+    """Blocks of two streams, then of one, whose mask [B, 1, 1, tokens] is of the picture and the text."""
+    return {
+        "context_embedder": Whole(),
+        **rope,
+        "transformer_blocks.*": MASKED,  # after the tokens: of one module's hooks the last one begins
+        "transformer_blocks.0": STREAMS,
+        "single_transformer_blocks.*": MASKED,
+        **JOINED,
+        **more,
+    }
+
+
+def _framepack(model: Any, _: SplitPlan) -> SplitPlan:
+    """The tokens of earlier frames are taken off behind the last block."""
+    plan = dict(_hunyuan({}))
+    del plan["proj_out"]
+    for path, name in (
+        ("transformer_blocks", "freqs_cis"),
+        ("single_transformer_blocks", "image_rotary_emb"),
+    ):
+        plan[f"{path}.*"] = {**MASKED, name: SplitInput(0, 2)}
+    singles = model.single_transformer_blocks
+    return {**plan, **last("single_transformer_blocks", singles, JoinOutput(), None)}
+
+
+def _motif(model: Any, _: SplitPlan) -> SplitPlan:
+    """Its decoder, the last single blocks, begins with the tokens as they were before all blocks."""
+    plan = dict(_hunyuan({"rope": TABLE, "": {"image_embeds": MOTIF}}))
+    del plan["context_embedder"]
+    decoder = len(model.single_transformer_blocks) - model.num_decoder_layers
+    more = {f"single_transformer_blocks.{decoder}": {"hidden_states": SplitInput(1, 3, name="decoded")}}
+    return {**plan, **(more if model.num_decoder_layers else {})}
+
+
+MASKED = {"attention_mask": SplitInput(-1, 4, PICTURE + TEXT)}
+MOTIF = Never("a share of the text cannot tell which of it is the picture's")
+SPARSE = Never("its attention looks at blocks of the picture alone")
+KEPT = Never("keys of the picture to edit are kept", lambda cache: cache.mode in ("write", "read"))
 BESIDE = SplitInput(1, 3, PICTURE)
 TIMED = {"embedded_timestep": BESIDE, "temb": BESIDE}  # where each frame has a time of its own
 PROPORTIONAL = Never("its attention is scaled by how many tokens there are; pass proportional_attn=False")
@@ -51,11 +106,62 @@ MORE_PLANS: dict[str, MadePlan] = {
     "SD3Transformer2DModel": only({"": {"block_controlnet_hidden_states": ADDED}, **joint()}),
     "AuraFlowTransformer2DModel": _aura_flow,
     "CogVideoXTransformer3DModel": only(joint(every={"image_rotary_emb": IDS})),
+    "ConsisIDTransformer3DModel": only(joint(every={"image_rotary_emb": IDS})),
+    "PRXTransformer2DModel": only(
+        {
+            "blocks.*": {"image_rotary_emb": SplitInput(2)},
+            "blocks.0": {"hidden_states": TOKENS},
+            "final_layer": JoinOutput(),
+        }
+    ),
     "CogView3PlusTransformer2DModel": only(joint()),
     "CogView4Transformer2DModel": only(joint(every={"image_rotary_emb": IDS, "attention_mask": MASK})),
     "EasyAnimateTransformer3DModel": only(joint(every={"image_rotary_emb": IDS})),
     "HunyuanVideo15Transformer3DModel": only(
         joint(every={"attention_mask": MASK}, context_embedder=Whole(), rope=TABLE)
+    ),
+    "HunyuanImageTransformer2DModel": only(_hunyuan({"rope": TABLE})),
+    "HunyuanVideoFramepackTransformer3DModel": _framepack,
+    "MotifVideoTransformer3DModel": _motif,
+    "GlmImageTransformer2DModel": only(
+        joint(every={"image_rotary_emb": IDS, "attention_mask": MASK, "kv_cache": KEPT})
+    ),
+    "JoyImageEditTransformer3DModel": only(joint("double_blocks", {"image_rotary_emb": IDS})),
+    "JoyImageEditPlusTransformer3DModel": only(joint("double_blocks", {"image_rotary_emb": IDS, **MASKED})),
+    "Kandinsky5Transformer3DModel": one_stream(
+        "visual_transformer_blocks",
+        "visual_embed",
+        {"rope": SplitInput(1), "sparse_params": SPARSE},
+        **{"text_transformer_blocks": Whole(), "visual_transformer_blocks.*.cross_attention": Whole()},
+    ),
+    "Krea2Transformer2DModel": one_stream(
+        "transformer_blocks",
+        "hidden_states",
+        {"image_rotary_emb": IDS, "attention_mask": SplitInput(-1, 4)},
+        text_fusion=Whole(),
+    ),
+    "AnyFlowTransformer3DModel": one_stream(
+        "blocks",
+        "hidden_states",
+        {"rotary_emb": IDS, "temb": SplitInput(1, 4)},
+        **{"blocks.*.attn2": Whole()},
+    ),
+    "StableAudio3DiTModel": one_stream(
+        "transformer_blocks",
+        "hidden_states",
+        {"rope": IDS, "local_seq": Never("a share cannot tell the tokens of memory, which it passes by")},
+        **{"transformer_blocks.*.cross_attn": Whole()},
+    ),
+    "ErnieImageTransformer2DModel": only(  # [tokens, B, width]
+        {
+            "layers.*": {
+                "rotary_pos_emb": SplitInput(1),
+                "temb": SplitInput(0, 3, ("x",)),
+                "attention_mask": SplitInput(-1, 4),
+            },
+            "layers.0": {"x": SplitInput(0, 3)},
+            "final_linear": JoinOutput(0),
+        }
     ),
     "MochiTransformer3DModel": only(
         {

@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from torch import nn
+from torch import Tensor, nn
 
 SplitPlan = Mapping[str, Any]
 MadePlan = Callable[[nn.Module, SplitPlan], SplitPlan]  # of a model, and diffusers' own for it
@@ -27,6 +27,7 @@ class SplitInput:
     split_dim: int
     expected_dims: int | None = None
     of: tuple[str, ...] = ()
+    name: str = ""
 
 
 @dataclass(frozen=True)
@@ -43,9 +44,10 @@ class Whole:
 
 @dataclass(frozen=True)
 class Never:
-    """An input that may not be given, and why."""
+    """An input that may not be given, or only some of which may, and why."""
 
     cause: str
+    when: Callable[[Any], bool] = lambda given: isinstance(given, Tensor) or bool(given)
 
 
 TOKENS = SplitInput(1, 3)

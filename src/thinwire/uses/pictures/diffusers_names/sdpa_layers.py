@@ -16,15 +16,8 @@ from torch.overrides import TorchFunctionMode
 
 from thinwire.uses.pictures.diffusers_names.tested_version import Hook
 
-WITH_TAIL = "_with_tail"  # the name of a back end that adds keys which are no shares
+PICTURE = "_picture"  # how many tokens of the picture the module was given
 _NAMES = ("query", "key", "value", "attn_mask", "dropout_p", "is_causal")  # in torch's order
-
-# How many of the keys are shares, given the tokens of the queries, the keys and the picture; the others
-# are of tokens that every rank has: a text that is not split, or an image prompt.
-_SHARED: dict[str, Callable[[int, int, int], int]] = {
-    "MochiAttnProcessor2_0": lambda queries, keys, picture: picture,
-    "SD3IPAdapterJointAttnProcessor2_0": lambda queries, keys, picture: min(queries, keys),
-}
 
 
 class Attending(Protocol):
@@ -47,18 +40,16 @@ class SdpaHook(Hook):
 
     def _intercepting(self, *args: Any, **kwargs: Any) -> Any:
         x = args[0] if args else kwargs.get("hidden_states")
-        shared = _SHARED.get(type(self.processor).__name__)
-        picture = x.shape[1] if shared and isinstance(x, Tensor) else 0
-        with _Intercepted(self.layer, lambda q, k: shared(q, k, picture) if shared else k):
+        with _Intercepted(self.layer, x.shape[1] if isinstance(x, Tensor) and x.dim() > 1 else 0):
             return self.fn_ref.original_forward(*args, **kwargs)
 
 
 class _Intercepted(TorchFunctionMode):
     """torch takes a mode off while it runs, so that what the layer calls is torch's own again."""
 
-    def __init__(self, layer: Attending, shared: Callable[[int, int], int]) -> None:
+    def __init__(self, layer: Attending, picture: int) -> None:
         super().__init__()
-        self._layer, self._shared = layer, shared
+        self._layer, self._picture = layer, picture
 
     def __torch_function__(
         self, func: Any, types: Any, args: tuple[Any, ...] = (), kwargs: dict[str, Any] | None = None
@@ -67,9 +58,8 @@ class _Intercepted(TorchFunctionMode):
             return func(*args, **(kwargs or {}))
         given = dict(zip(_NAMES, args, strict=False)) | (kwargs or {})
         given |= {name: given[name].transpose(1, 2) for name in _NAMES[:3]}
-        given["attn_mask"] = _by_keys(given.get("attn_mask"))
-        n = self._shared(given["query"].shape[1], given["key"].shape[1])
-        return self._layer.attend(*_without_tail(given, n)).transpose(1, 2)
+        given |= {"attn_mask": _by_keys(given.get("attn_mask")), PICTURE: self._picture}
+        return self._layer.attend(_native_attention, given).transpose(1, 2)
 
 
 def _native_attention(**given: Any) -> Tensor:
@@ -77,19 +67,6 @@ def _native_attention(**given: Any) -> Tensor:
     query, key, value = (given.pop(name).transpose(1, 2) for name in _NAMES[:3])
     given = {name: x for name, x in given.items() if not name.startswith("_")}
     return scaled_dot_product_attention(query, key, value, **given).transpose(1, 2)
-
-
-def _without_tail(given: dict[str, Any], n: int) -> tuple[Callable[..., Tensor], dict[str, Any]]:
-    """Return an attention over the first ``n`` keys, and a back end that puts the others behind them."""
-    if n >= given["key"].shape[1] or given["attn_mask"] is not None:
-        return _native_attention, given
-    tails = {name: given[name][:, n:] for name in ("key", "value")}
-
-    def _with_tail(**whole: Any) -> Tensor:
-        own = {name: torch.cat([whole[name], tail], 1) for name, tail in tails.items()}
-        return _native_attention(**whole | own)
-
-    return _with_tail, given | {name: given[name][:, :n] for name in tails}
 
 
 def _by_keys(mask: Tensor | None) -> Tensor | None:
