@@ -28,14 +28,12 @@ def called(model: Any, inputs: dict[str, Any]) -> Any:
     return model(**{name: x.copy() if isinstance(x, dict | list) else x for name, x in inputs.items()})
 
 
+BESIDE = [("ulysses", name) for name in ("Mochi", "PRX", "SD3, an IP-Adapter")]
+
+
 @each(
     "mode, name",
-    [
-        (mode, name)
-        for mode in ("gather", "ulysses")
-        for name in HOSTS
-        if (mode, name) != ("ulysses", "Mochi")
-    ],
+    [pair for mode in ("gather", "ulysses") for name in HOSTS if (pair := (mode, name)) not in BESIDE],
 )
 def test_uncoded_each_kind_is_as_on_one_device(ranks: dict[int, list[Mesh]], mode: str, name: str) -> None:
     make, draw = HOSTS[name]
@@ -73,9 +71,10 @@ def test_what_a_share_of_the_tokens_cannot_tell_is_refused(
 
 
 def test_keys_that_every_rank_has_beside_the_shares_need_mode_gather(ranks: dict[int, list[Mesh]]) -> None:
-    make, draw = HOSTS["Mochi"]
-    with pytest.raises(InputError, match="attends to tokens that are not split as well; use mode gather"):
-        on_ranks(ranks[2], make(), "raw", lambda own, _: called(own, draw()), mode="ulysses")
+    for mode, name in BESIDE:
+        make, draw = HOSTS[name]
+        with pytest.raises(InputError, match="attends to tokens that are not split as well; use mode gather"):
+            on_ranks(ranks[2], make(), "raw", lambda own, _, draw=draw: called(own, draw()), mode=mode)
 
 
 @each("height, text", [(6, 5), (6, 8), (6, 15), (8, 8), (8, 16)])
