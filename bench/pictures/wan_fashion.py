@@ -25,7 +25,7 @@ from thinwire.uses.pictures.run.video.clips import MOST_GARMENTS, TICKS, Clip, a
 from thinwire.uses.pictures.run.video.moving import MOTIONS, moving
 from thinwire.uses.pictures.run.video.wan_fashion import WEIGHTS, build
 
-STEPS, RATE = 3000, 1e-3
+STEPS, RATE = 4000, 1e-3
 # Frames, height and width of a batch's clips, most garments in one, and how often they are drawn at the
 # first step and at the last.
 SIZES = (

@@ -50,9 +50,9 @@ def run_legend(runs: Runs) -> str:
     return legend([(dot(f"--s{n % SERIES}"), r.label) for r, n in zip(runs, numbers, strict=True)])
 
 
-def grid(cards: Sequence[str]) -> str:
-    """Return cards side by side, as many as there is room for."""
-    return f'<div class="grid">{"".join(cards)}</div>'
+def grid(cards: Sequence[str], least: int = 430) -> str:
+    """Return cards side by side, as many as there is room for, each at ``least`` so many pixels wide."""
+    return f'<div class="grid" style="--least:{least}px">{"".join(cards)}</div>'
 
 
 def memory(runs: Runs) -> str:

@@ -46,8 +46,8 @@ h2 { font-size: 16px; margin: 0 0 2px; font-weight: 640; }
 .card { background: var(--card); border: 1px solid var(--rule); border-radius: 12px; padding: 18px 20px;
     margin: 0 0 18px; }
 .card > p { color: var(--muted); font-size: 14px; margin: 0 0 10px; max-width: 66em; }
-.grid { display: grid; grid-template-columns: repeat(auto-fit, minmax(min(100%, 430px), 1fr)); gap: 18px;
-    margin-bottom: 18px; }
+.grid { display: grid; gap: 18px; margin-bottom: 18px;
+    grid-template-columns: repeat(auto-fit, minmax(min(100%, var(--least)), 1fr)); }
 .grid .card { margin: 0; min-width: 0; }
 svg { display: block; width: 100%; height: auto; overflow: visible; stroke-linejoin: round; }
 .scroll { overflow-x: auto; }

@@ -17,6 +17,7 @@ PicturesRun = Run[PicturesRecord]
 COLUMNS = ("way", "mode", "seconds", "× faster", "s/step", "sent a step", "× fewer than fp16", "sent in all",
            "waiting and coding", "PSNR", "SSIM", "flicker")  # fmt: skip
 TABLE = (0, 2, 3, 4, 5, 6, 9)  # of them, in a terminal
+NARROW = 270  # pixels of a clip's card, at least
 OLD = " (windows of 7)"  # of records that do not say it
 STYLE = "image-rendering:pixelated;width:100%;border-radius:4px"
 
@@ -91,12 +92,15 @@ def folds(runs: Sequence[PicturesRun]) -> dict[str, Rows]:
 def cards(runs: Sequence[PicturesRun]) -> list[str]:
     """Return the cards, in order."""
     shown, what = [_picture(run) for run in runs], _what(runs[0].record)
+    moves = what == "clip"
     text = "Bytes are those of the rank that sends most, headers included. Seconds are of denoising alone, "
-    text += f"the median of the repeats; PSNR and SSIM are against one machine's {what} of the same noise."
-    columns = len(COLUMNS) - (what == "picture")  # pictures do not flicker
-    text += "" if what == "picture" else " Flicker is the PSNR of what changes from frame to frame."
-    figures = table(COLUMNS[:columns], [row[:columns] for row in _rows(runs)])
-    return [card("The figures", text, figures), grid(shown), memory(runs)]
+    text += "the median of the repeats; "
+    text += "PSNR and flicker, which is the PSNR of what changes from frame to frame, are" if moves else ""
+    text += f"{'' if moves else 'PSNR and SSIM are'} against one machine's {what} of the same noise."
+    left_out = COLUMNS.index("SSIM" if moves else "flicker")
+    head, *rows = ([c for i, c in enumerate(row) if i != left_out] for row in (COLUMNS, *_rows(runs)))
+    figures = card("The figures", text, table(head, rows))
+    return [figures, grid(shown, NARROW) if moves else grid(shown), memory(runs)]
 
 
 def _picture(run: PicturesRun) -> str:
