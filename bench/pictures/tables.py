@@ -39,14 +39,14 @@ def _timed(runs: list[dict[str, Any]]) -> Rows:
 
 
 @tabled(
-    "way", "seconds", "× faster", "sent a step", "× fewer than fp16", "PSNR", "flicker", "memory of a rank"
+    "way", "seconds", "× faster", "sent a step", "× fewer than fp16", "PSNR", "flicker", "weights of a rank"
 )
 def clips(runs: list[dict[str, Any]]) -> Rows:
     """The ways of the demo of clips."""
     for r, row in zip(runs, _timed(runs), strict=True):
-        peak = max(r["memory"]["peak_rss_bytes"]) / 1e6
+        weights = max(r["memory"]["weights_bytes"]) / 1e6
         flicker = DASH if r["mode"] == "one" else decibels(r["quality"].get("flicker_db"))
-        yield [*row[:3], *row[4:], flicker, f"{peak:,.0f} MB"]
+        yield [*row[:3], *row[4:], flicker, f"{weights:.1f} MB"]
 
 
 def curve(found: Row) -> Iterator[Row]:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import math
 import warnings
 from pathlib import Path
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from safetensors.torch import save_file
@@ -23,9 +23,9 @@ from bench.study.cells import RESULTS, made_by
 from thinwire.runs.records.writer import write_json
 from thinwire.uses.pictures.run.video.clips import MOST_GARMENTS, TICKS, Clip, anything, shifted, words
 from thinwire.uses.pictures.run.video.moving import MOTIONS, moving
-from thinwire.uses.pictures.run.video.wan_fashion import WEIGHTS, build
+from thinwire.uses.pictures.run.video.wan_fashion import FOLDER, WEIGHTS, build
 
-STEPS, RATE = 4000, 1e-3
+STEPS, RATE = 3600, 1e-3
 # Frames, height and width of a batch's clips, most garments in one, and how often they are drawn at the
 # first step and at the last.
 SIZES = (
@@ -74,7 +74,9 @@ class WanTraining(Training):
 
     def finish(self) -> None:
         """Put the mean weights into the package, and the loss curve beside the other results."""
-        save_file({name: p.bfloat16() for name, p in self.mean.state_dict().items()}, WEIGHTS)
+        mean: Any = self.mean
+        mean.save_config(FOLDER)
+        save_file({name: p.bfloat16() for name, p in mean.state_dict().items()}, WEIGHTS)
         told = {"planned": self.planned, "steps": self.step, "tokens": self.tokens, "rate": self.rate}
         write_json(RESULTS / "wan.json", told | {"sizes": SIZES, "curve": self.curve(), "made": made_by()})
 

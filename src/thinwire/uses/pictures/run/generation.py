@@ -7,8 +7,8 @@ import os
 import statistics
 import sys
 from base64 import b64decode, b64encode
-from collections.abc import Callable, Iterable
-from contextlib import AbstractContextManager, ExitStack
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import AbstractContextManager, ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -30,6 +30,7 @@ from thinwire.runs.ranks.telemetry import Telemetry
 from thinwire.runs.ranks.world import World
 from thinwire.runs.records.writer import RUN
 from thinwire.types import InputError, ThinwireError
+from thinwire.uses.pictures.absent_block import PIPE
 from thinwire.uses.pictures.coding import FP16, Coding
 from thinwire.uses.pictures.context_parallel.parallel import over_ranks
 from thinwire.uses.pictures.context_parallel.recipes import division_of, parallel
@@ -394,6 +395,19 @@ class ClipsRank(PicturesRank):
 
     module: ClassVar[ModuleType] = wan_fashion
     sampled_by: ClassVar[Callable[..., Tensor]] = staticmethod(sample_clip)
+
+    @contextmanager
+    def _entered(self, way: str) -> Iterator[Any]:
+        """In mode pipe have this rank's blocks alone, as on a machine that holds no more."""
+        divided = self._mode(way) == PIPE and not self.config.init
+        if divided:
+            del self.model
+            part = wan_fashion.load_own_blocks(self.world.peers)
+            self.model = nn.Module.to(part, self.device, self.dtype)
+        with super()._entered(way) as entered:
+            yield entered
+        if divided:
+            self.model = nn.Module.to(self._built(), self.device, self.dtype)
 
 
 RANKS: dict[str, type[PicturesRank]] = {FLUX: PicturesRank, EXPERTS: ExpertsRank, WAN: ClipsRank}

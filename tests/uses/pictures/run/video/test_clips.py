@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from thinwire.types import InputError
+from thinwire.uses.pictures.run.classifier import recognised
 from thinwire.uses.pictures.run.options import PicturesConfig
 from thinwire.uses.pictures.run.video import wan_fashion
 from thinwire.uses.pictures.run.video.clips import PATCH, TICKS, Clip, sample_clip
@@ -115,6 +116,24 @@ def test_a_seed_builds_one_model_and_frames_are_not_independent() -> None:
     changed = x.clone()
     changed[:, :, 0] += 1
     assert (made(changed) - made(x))[:, :, 2:].abs().max() > 1e-4
+
+
+def test_the_packaged_model_makes_the_garments_that_are_named() -> None:
+    """And its folder is one of diffusers."""
+    from diffusers import WanTransformer3DModel
+
+    model = wan_fashion.load()
+    right = wrong = 0
+    for kind in (1, 5, 7, 8, 9):
+        frames = Clip(8, 32, 32, (kind,)).image(sample_clip(model, Clip(8, 32, 32, (kind,)), 8, seed=kind))
+        found = recognised(frames)
+        right, wrong = right + int((found == kind).sum()), wrong + int((found == (kind + 1) % 10).sum())
+    assert right >= 20 and wrong <= 10, f"of 40 frames {right} show the garment that was named"
+    assert wan_fashion.WEIGHTS.stat().st_size <= 12e6
+    config, _ = WanTransformer3DModel.load_config(wan_fashion.FOLDER, return_unused_kwargs=True)
+    assert {name: config[name] for name in wan_fashion.CONFIG} == wan_fashion.CONFIG | {
+        "patch_size": [*PATCH]
+    }
 
 
 def test_training_goes_on_bit_for_bit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -73,6 +73,16 @@ def test_clips_play_in_the_report_which_needs_no_other_file(made: Path) -> None:
     assert "http" not in page.partition("<main>")[2].partition("<a")[0] and "flicker" in page
 
 
+def test_a_rank_of_a_pipe_has_its_blocks_alone_and_the_next_way_the_whole_model(tmp_path: Path) -> None:
+    ways, out = ("compact-pipe", "one", "raw"), tmp_path / "out"
+    done = warm().run(tmp_path, "generate", *ways, "--model", "wan-fashion", *CLIP, "--out", out, "--json")
+    assert done.code == 0, done.err
+    pipe, one, raw = (r["memory"]["weights_bytes"] for r in json.loads(done.out))
+    block = sum(p.nbytes for p in wan_fashion.build(0).get_submodule("blocks.0").parameters())
+    assert one == raw and pipe == [whole - 2 * block for whole in one]
+    assert (json.loads(done.out)[2]["quality"]["psnr_db"] or 200) > 90
+
+
 def test_what_is_still_does_not_flicker_and_what_moves_wrongly_does() -> None:
     reference = torch.rand(FRAMES, 32, 32, generator=torch.Generator().manual_seed(0)) * 0.8
     darker = quality(reference + 0.1, reference)
