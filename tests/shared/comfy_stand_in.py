@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 MODULES = {
     "__init__": "",
+    "cli_args": "from types import SimpleNamespace\nargs = SimpleNamespace(cpu=False)",
     "sd": "from comfy_stand_in import load_diffusion_model",
     "model_management": "from comfy_stand_in import load_models_gpu",
     "patcher_extension": "from comfy_stand_in import WrappersMP",

@@ -33,6 +33,8 @@ class ComfyLoader:
         if str(self._folder) not in sys.path:
             sys.path.insert(0, str(self._folder))
         try:
+            if device.type == "cpu":  # or ComfyUI looks for a card as it is imported
+                import_module("comfy.cli_args").args.cpu = True
             loader: Any = import_module("comfy.sd")
             management: Any = import_module("comfy.model_management")
             patcher = loader.load_diffusion_model(str(place), model_options={"dtype": dtype_of(asked.dtype)})

@@ -117,7 +117,7 @@ class WorkerDoor:
             word, values = unpack(data, self._hub.describe(peer))
             if word is WorkerWord.BEGIN:
                 self._begin(peer, WorkerJob.of(values))
-            elif self._is_now(peer):
+            elif self._is_now(peer) and not self._now.gone:  # type: ignore[union-attr]
                 self._now.heard((word, values))  # type: ignore[union-attr]
         except PayloadError as e:
             self._refuse(peer, str(e))
