@@ -172,8 +172,8 @@ train-wan-fashion: setup  ## The weights of wan-fashion (an hour of one core; go
 
 bench-video: setup  ## Clips by pipes of two and four ranks: bits, patches, memories, links (40 minutes; goes on where it stopped; root)
 	$(BIN)/python -m bench.pictures.video
-	$(BIN)/python -m bench.pictures.over_time
-	$(BIN)/python -m bench.pictures.wan_times
+	$(BIN)/python -m bench.video.over_time
+	$(BIN)/python -m bench.video.wan_times
 
 train-classifier: setup  ## The classifier of flux-fashion's garments, and what it recognises (five minutes; needs THINWIRE_DATA)
 	$(BIN)/python -m bench.pictures.garments train

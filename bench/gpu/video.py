@@ -1,12 +1,12 @@
-"""A block of Wan 1.3B's shapes by patches, and the coding of a patch: what ``pictures.wan_times`` replays."""
+"""A block of Wan 1.3B's shapes by patches, and the coding of a patch: what ``video.wan_times`` replays."""
 
 from __future__ import annotations
 
 import torch
 
 from bench.gpu.ranks import failing_alone, row
-from bench.pictures.wan_times import LATENT, PATCHES, SMALL, Cell
-from bench.pictures.wan_times import measure as timed
+from bench.video.wan_times import LATENT, PATCHES, SMALL, Cell
+from bench.video.wan_times import measure as timed
 
 
 def measure(device: torch.device, smoke: bool) -> None:

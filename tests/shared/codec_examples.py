@@ -14,6 +14,7 @@ from thinwire.codecs import (
     Entropy,
     Factors,
     FixedPoint,
+    FrameChain,
     Hadamard,
     HardThreshold,
     InTurn,
@@ -78,6 +79,11 @@ EXAMPLES: dict[str, list[Codec]] = {
         Sink(Uniform(bits=3)),
         Sink(ChannelMean(Uniform(bits=2)), first=Cast(), positions=2),
         Sink(HardThreshold(threshold=1.0), first=Raw()),
+    ],
+    "FrameChain": [
+        FrameChain(Uniform(bits=4, group=8)),
+        FrameChain(RankOne(2), frames=3),
+        FrameChain(Raw(), frames=1),
     ],
     "Entropy": [
         *[Entropy(Uniform(bits=b)) for b in range(1, 9)],

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from thinwire.codecs.deadzone import DeadZone
     from thinwire.codecs.entropy import Entropy
     from thinwire.codecs.fixpoint import FixedPoint
+    from thinwire.codecs.frames import FrameChain
     from thinwire.codecs.matrices.factors import Factors
     from thinwire.codecs.matrices.lowrank import LowRank
     from thinwire.codecs.matrices.rankone import RankOne
@@ -53,6 +54,7 @@ _HOMES = {
     "Hadamard": "transform",
     "ChannelMean": "transform",
     "Sink": "transform",
+    "FrameChain": "frames",
     "Entropy": "entropy",
     "FixedPoint": "fixpoint",
     "TileAdaptive": "tiles",
@@ -129,6 +131,7 @@ __all__ = [
     "Factors",
     "FixedPoint",
     "FixedRate",
+    "FrameChain",
     "Hadamard",
     "HardThreshold",
     "InTurn",

@@ -11,7 +11,7 @@ from torch import Tensor
 from thinwire.channels.channel import Receiver, Scheme, Sender
 from thinwire.channels.memory import NoMemory
 from thinwire.channels.references import Parts, TensorStore
-from thinwire.codecs import Cast, Codec, Raw
+from thinwire.codecs import Cast, Codec, FrameChain, Raw, is_fixed_rate
 from thinwire.spec import Spec
 from thinwire.types import InputError, Mode, Packet, PayloadError, require
 from thinwire.verdicts import Questions
@@ -92,8 +92,12 @@ class Endpoints:
         self._sent: set[int] = set()  # keys
         self.remember = not isinstance(coding.scheme.memory, NoMemory)  # packets need references
 
-    def encode(self, x: Tensor, keys: Sequence[int], step: int) -> tuple[Packet, Tensor]:
-        """Return the packet for ``x`` in a step of the generation, and what the others will decode."""
+    def encode(self, x: Tensor, keys: Sequence[int], step: int, frames: int = 1) -> tuple[Packet, Tensor]:
+        """Return the packet for ``x`` in a step of the generation, and what the others will decode.
+
+        ``frames``: in how many parts its rows are that are like each other, so that each is coded as what it
+        has other than the one before; only of residuals.
+        """
         scheme, mode, keyframe = self._coding.scheme, None, None
         if not self._forgotten.isdisjoint(keys):
             mode = Mode.KEYFRAME
@@ -103,6 +107,8 @@ class Endpoints:
             keyframe = wide(scheme.keyframe, x)
         else:
             codec = wide(codec, x)
+        if frames > 1 and self.remember and is_fixed_rate(codec):
+            codec = FrameChain(codec, frames)
         made = self._sender.encode(x, keys, codec=codec, keyframe=keyframe, mode=mode)
         self._sent.update(keys)
         return made

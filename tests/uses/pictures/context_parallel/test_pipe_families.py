@@ -11,8 +11,8 @@ from bench.pictures.tiny_videos import VIDEOS
 from each import each
 from meshes import Mesh
 from picture_hosts import HOSTS as PICTURE_HOSTS
-from picture_hosts import video
-from picture_models import on_ranks
+from picture_hosts import drawn, video
+from picture_models import on_ranks, sample
 from torch import Tensor
 
 pytest.importorskip("diffusers")
@@ -92,3 +92,24 @@ def test_patches_may_be_parts_of_all_frames(ranks: dict[int, list[Mesh]], name: 
     for found in on_ranks(ranks[2], model, recipe, lambda own, _: called(own, inputs, 3)):
         for x, y in zip(found, wanted, strict=True):
             assert (x - y).norm() <= 2e-3 * y.norm()  # float16 crosses
+
+
+def test_frames_are_coded_one_against_the_other_where_a_patch_has_whole_ones(
+    ranks: dict[int, list[Mesh]],
+) -> None:
+    """The same bits on both ranks; cut along time, a patch of one frame has nothing to be told from."""
+    make, _ = HOSTS["Wan"]
+    model, inputs = make(), video(hidden_states=drawn(1, 4, 4, 4, 6))
+    found = {}
+    for name in ("over=space,chain=0", "over=space", "patches=2,chain=0", "patches=2", "chain=0", ""):
+        recipe = (
+            f"compact-pipe:early=0,patches=4,{name}"
+            if "patches" not in name
+            else f"compact-pipe:early=0,{name}"
+        )
+        a, b = on_ranks(ranks[2], model, recipe, lambda own, _: sample(own, inputs, 4))
+        assert torch.equal(a, b), recipe
+        found[name] = a
+    assert not torch.equal(found["over=space"], found["over=space,chain=0"])
+    assert not torch.equal(found["patches=2"], found["patches=2,chain=0"])
+    assert torch.equal(found[""], found["chain=0"])

@@ -33,6 +33,7 @@ class Division(Spec):
     mode: str = "gather"
     patches: int = 4  # of mode pipe
     overlap: int = 25  # of mode latent: percent of its part by which a rank reaches over each neighbour's
+    chained: int = 0  # of mode pipe: 1 codes a video's frames each against the one before
     over: str = TIME  # of mode pipe: whether the patches of a video are frames, or parts of each
 
 

@@ -80,8 +80,7 @@ class PipeFusion(CountedCalls):
         inputs, seen = given.inputs, CallInputs.of(given.inputs)
         self._begin(given, shapes_of(inputs), seen.time)
         self._inputs = self._inquiry.note(self.clock.generation, seen.sums)
-        over_space = self._division.over == SPACE
-        self._frames = self._plan.frames(self._model, inputs) if over_space else 0
+        self._frames = self._plan.frames(self._model, inputs)
         self._cuts, self._outputs = None, []
         turns = [None] if self._call.step < self._warmup else range(self._division.patches)
         for self._turn in turns:  # of a patch, or of all
@@ -98,7 +97,8 @@ class PipeFusion(CountedCalls):
     def cut(self, name: str, x: Tensor, dim: int, of: Sequence[str] = ()) -> Tensor:
         """Return this turn's tokens of an input; one that has other tokens than ``of`` stays whole."""
         if self._cuts is None and not of:
-            self._cuts = Patches(x.shape[dim], self._division.patches, self._frames)
+            frames = self._frames if self._division.over == SPACE else 0
+            self._cuts = Patches(x.shape[dim], self._division.patches, frames)
         if self._cuts is None or (of and x.shape[dim] != self._cuts.tokens):
             return x
         text = f"{name} has {x.shape[dim]} tokens where others have {self._cuts.tokens}; use mode gather"
@@ -120,7 +120,8 @@ class PipeFusion(CountedCalls):
             return self._taken(streams)
         if number == self._own.stop:
             for m, patch in self._turned():
-                self._send(m, TensorKind.HIDDEN, self._message(streams, patch))
+                parts = self._message(streams, patch)
+                self._send(m, TensorKind.HIDDEN, parts, self._alike(parts, patch))
         return streams
 
     def done(self, number: int) -> None:
@@ -214,11 +215,19 @@ class PipeFusion(CountedCalls):
     def _output(self, m: int, shape: tuple[int, ...], like: Tensor) -> Tensor:
         return self._received(self._ranks[-1], m, TensorKind.OUTPUT, shape, like)
 
-    def _send(self, m: int, kind: TensorKind, x: Tensor) -> Tensor:
+    def _alike(self, x: Tensor, patch: TokenPatch) -> int:
+        """Return in how many frames the tokens of a patch are, if whole ones and nothing else."""
+        each = self._tokens // self._frames if self._frames and self._division.chained else 0
+        if self._division.over == SPACE:
+            each = each and patch.tokens // self._frames
+        whole = each and x.shape[1] == patch.tokens and patch.tokens % each == 0
+        return x.shape[0] * patch.tokens // each if whole else 1
+
+    def _send(self, m: int, kind: TensorKind, x: Tensor, frames: int = 1) -> Tensor:
         """Send a tensor; return what the others will decode."""
         start, ends = perf_counter(), self._ends[kind]
         key, step = self._key(kind, m, self._rank).pack(), self._step(kind, m)
-        packet, x_hat = ends.encode(x.reshape(1, -1, x.shape[-1]), [key], self._call.step)
+        packet, x_hat = ends.encode(x.reshape(1, -1, x.shape[-1]), [key], self._call.step, frames)
         begun = RankMessage(key, self._inputs, [packet]).packing()
         self.tally.code_s += perf_counter() - start
         if ends.remember:

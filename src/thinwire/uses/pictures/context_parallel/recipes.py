@@ -39,6 +39,7 @@ EARLY = Parameter("how many steps after those are sent in more bits, 8 at most",
 ORDER = Parameter("whether residuals are of values, or of their change from step to step", 1, 2)
 PATCHES = Parameter("into how many parts the picture is cut", 1, MOST_PATCHES)
 OVER = Parameter("whether a video's patches are some of its frames, or a part of each", choices=(TIME, SPACE))
+CHAIN = Parameter("whether each frame's residual is coded against that of the frame before: 1 or 0", 0, 1)
 OVERLAP = Parameter("the percent of its part by which a rank reaches over each neighbour's", 0, 100)
 PIPE_BITS = Parameter("the bits of a value of a residual", 1, 8)
 DECAY = {1: 0.625, 2: 0.75}  # by bits: what is decoded more coarsely says less of how values move
@@ -163,13 +164,17 @@ def compact_pipe(
     order: Annotated[int, ORDER] = 2,
     early: Annotated[int, EARLY] = 5,
     over: Annotated[str, OVER] = TIME,
+    chain: Annotated[int, CHAIN] = 1,
 ) -> Made:
-    """Send what has changed in the hidden state of a patch since its last turn, 4 bits by default [ours]."""
+    """Send what has changed in the hidden state of a patch since its last turn, 4 bits by default [ours].
+
+    Of a video that is coded frame after frame, each against what the one before it decodes to, which is 2 dB
+    at 3 and 4 bits and next to nothing at 2 [measured].
+    """
     codec = RankOne(bits) if bits < 3 else Uniform(bits, group=64)
     change = Delta() if order == 1 else SecondOrderDelta(0.75)
-    return _residuals(codec, change, warmup, Uniform(8, group=64), early), Division(
-        "pipe", patches, over=over
-    )
+    made = _residuals(codec, change, warmup, Uniform(8, group=64), early)
+    return made, Division("pipe", patches, chained=chain, over=over)
 
 
 @DIFFUSION.register(

@@ -24,7 +24,7 @@ from thinwire.uses.pictures.diffusers_names.plans import (
 )
 
 HIDDEN, TEXT = "hidden_states", "encoder_hidden_states"
-_TEXTS = {TEXT, "txt_ids", "encoder_attention_mask", "encoder_hidden_states_mask", "attention_mask"}
+_TEXTS = {"text", TEXT, "txt_ids", "encoder_attention_mask", "encoder_hidden_states_mask", "attention_mask"}
 
 
 @dataclass(frozen=True)
@@ -121,7 +121,7 @@ def _both(known: Any, more: Any) -> Any:
 def _without_text(entries: Any) -> Any:
     if not isinstance(entries, Mapping):
         return entries
-    return {name: entry for name, entry in entries.items() if name not in _TEXTS}
+    return {n: entry for n, entry in entries.items() if not {n, getattr(entry, "name", n)} & _TEXTS}
 
 
 def _frames(axis: int, setting: str) -> Callable[[Any, Mapping[str, Any]], int]:

@@ -1,6 +1,6 @@
 """What the hidden states of a video say of each other: from step to step, and from frame to frame.
 
-``python -m bench.pictures.over_time``: wan-fashion makes clips on one machine. What its third block takes in
+``python -m bench.video.over_time``: wan-fashion makes clips on one machine. What its third block takes in
 each step is coded as it would be for the next rank, each step against what the other end then has. A
 residual is of the same token a step before (``step``), or of the token a frame before, in what the last step
 does not tell (``step, then frame``), or the former's sums and differences of neighbouring frames are coded

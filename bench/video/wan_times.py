@@ -1,6 +1,6 @@
 """How long a step of a video of Wan 1.3B's size takes on several machines: blocks timed, the step replayed.
 
-``python -m bench.pictures.wan_times [PATCHES]`` on the processor, and part ``video`` of ``bench.gpu`` on a
+``python -m bench.video.wan_times [PATCHES]`` on the processor, and part ``video`` of ``bench.gpu`` on a
 card: one block of Wan 2.1 1.3B's shapes with random weights computes one patch of 81 frames of 480 x 832
 pixels, against the keys and values of all 32,760 tokens, as mode pipe lets it. What surrounds the blocks, and
 the coding of a patch, is timed too. From these times a step on 2 and 4 machines is replayed over links, which

@@ -1,0 +1,1 @@
+"""Videos by several machines: what frames say of each other, and a large model's step replayed."""
