@@ -39,7 +39,7 @@ def called_back(pipe: Any, step: int, time: Any, given: dict[str, Any]) -> dict[
 
 
 SKIPPED = {
-    "skip_guidance_layers": [0],
+    "skip_guidance_layers": [1],
     "skip_layer_guidance_start": 0.01,
     "skip_layer_guidance_stop": 0.6,
     "callback_on_step_end": called_back,

@@ -103,14 +103,7 @@ TIMED = {"embedded_timestep": BESIDE, "temb": BESIDE}  # where each frame has a 
 PROPORTIONAL = Never("its attention is scaled by how many tokens there are; pass proportional_attn=False")
 
 MORE_PLANS: dict[str, MadePlan] = {
-    "SD3Transformer2DModel": only(
-        {  # before the blocks, any of which may be skipped
-            "": {"block_controlnet_hidden_states": ADDED},
-            "pos_embed": {0: SplitInput(1, 3, name="picture")},
-            "context_embedder": {0: SplitInput(1, 3, name="text")},
-            **JOINED,
-        }
-    ),
+    "SD3Transformer2DModel": only({"": {"block_controlnet_hidden_states": ADDED}, **joint()}),
     "AuraFlowTransformer2DModel": _aura_flow,
     "CogVideoXTransformer3DModel": only(joint(every={"image_rotary_emb": IDS})),
     "ConsisIDTransformer3DModel": only(joint(every={"image_rotary_emb": IDS})),
