@@ -9,7 +9,7 @@ PIP := $(BIN)/python -m pip install --quiet --constraint constraints.txt
 export HF_HUB_DISABLE_TELEMETRY := 1
 unexport PYTHONDONTWRITEBYTECODE # the tests start many programs, each of which would compile all it imports
 
-.PHONY: help demo test test-long test-hosts test-flower check bench bench-stores bench-quality bench-links bench-throughput bench-plan bench-overlap bench-deltas bench-pushed bench-unbiased bench-emulator bench-state bench-sync-hosts bench-movers bench-student bench-finetuning bench-replicas bench-rates bench-fewest bench-coder bench-swarm-churn bench-swarm-scale bench-safe-rates bench-replica-times bench-diffusion bench-federated bench-federated-claims bench-supernet bench-papers bench-models bench-model-versions bench-caches bench-loading bench-plan-serving bench-serving bench-scenes bench-experts bench-garment-distance bench-video train-flux-fashion train-flux-fashion-moe train-wan-fashion train-classifier pages docs setup setup-flower setup-llama clean
+.PHONY: help demo test test-long test-hosts test-flower check bench bench-stores bench-quality bench-links bench-throughput bench-plan bench-overlap bench-deltas bench-pushed bench-unbiased bench-emulator bench-state bench-sync-hosts bench-movers bench-student bench-finetuning bench-replicas bench-rates bench-fewest bench-coder bench-swarm-churn bench-swarm-scale bench-safe-rates bench-replica-times bench-diffusion bench-breadth bench-federated bench-federated-claims bench-supernet bench-papers bench-models bench-model-versions bench-caches bench-loading bench-plan-serving bench-serving bench-scenes bench-experts bench-garment-distance bench-video train-flux-fashion train-flux-fashion-moe train-wan-fashion train-classifier pages docs setup setup-flower setup-llama clean
 
 help:  ## Show this list
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-12s %s\n", $$1, $$2}'
@@ -120,6 +120,9 @@ bench-replica-times: setup  ## The time model of late gradients against measured
 
 bench-diffusion: setup  ## Every way to make a picture over every link (an hour; goes on where it stopped)
 	$(BIN)/python -m bench.pictures.diffusion
+
+bench-breadth: setup  ## Every transformer of diffusers' pipelines on two ranks in every mode (five minutes; goes on where it stopped)
+	$(BIN)/python -m bench.pictures.breadth
 
 bench-experts: setup  ## Experts spread over ranks, by every schedule (three hours; goes on where it stopped; needs THINWIRE_DATA)
 	$(BIN)/python -m bench.pictures.experts
