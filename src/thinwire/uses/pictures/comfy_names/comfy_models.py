@@ -2,7 +2,7 @@
 
 Read in ComfyUI's ``comfy/ldm/wan/model.py`` of commit 56bf4365, ``comfy/ldm/modules/attention.py`` of
 05080f60, ``comfy/samplers.py`` of 311c0140, and ``comfy/ldm/flux/model.py`` of that year. Run by hand with
-ComfyUI 0.3.64; the tests have classes that are written after these files.
+ComfyUI 0.3.64 and 0.8.0; the tests have classes that are written after these files.
 """
 
 from __future__ import annotations
