@@ -32,10 +32,11 @@ class FrameChain(Spec):
     Parts are decoded one after the other, by one addition each: the same bits everywhere.
 
     >>> import torch
+    >>> from thinwire.codecs import Uniform
     >>> x = torch.tensor([[[8.0], [9.0], [8.5], [9.5]]])
     >>> codec = FrameChain(Uniform(bits=4, scale="tensor"), frames=2)
     >>> codec.decode(codec.encode(x)).flatten().tolist()
-    [7.71875, 9.0, 8.21875, 9.5]
+    [7.734375, 9.0234375, 8.50341796875, 9.462890625]
     """
 
     inner: Codec
