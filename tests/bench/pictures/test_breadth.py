@@ -10,6 +10,7 @@ from bench.pictures.breadth_tables import refusals, word
 from each import each
 
 pytest.importorskip("diffusers")
+pytestmark = pytest.mark.filterwarnings("ignore")  # of diffusers' own, which its models give when made
 
 
 def test_every_class_of_the_table_has_pipelines_and_none_fails() -> None:
