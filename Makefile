@@ -177,6 +177,7 @@ bench-video: setup  ## Clips by pipes of two and four ranks: bits, patches, memo
 	$(BIN)/python -m bench.pictures.video
 	$(BIN)/python -m bench.video.over_time
 	$(BIN)/python -m bench.video.wan_times
+	$(BIN)/python -m bench.video.part_memory
 
 train-classifier: setup  ## The classifier of flux-fashion's garments, and what it recognises (five minutes; needs THINWIRE_DATA)
 	$(BIN)/python -m bench.pictures.garments train

@@ -25,7 +25,7 @@ MODULES = (
     "training.tables", "training.quality", "training.student", "training.unbiased", "training.finetuning",
     "swarms.churn", "swarms.scale", "serving.tables", "serving.served_tables",
     "following.tables", "following.hosts.sync_hosts_tables", "pictures.tables",
-    "video.wan_times", "video.over_time", "pictures.breadth_tables", "federated.methods",
+    "video.wan_times", "video.over_time", "video.part_memory", "pictures.breadth_tables", "federated.methods",
     "federated.decided_tables", "scenes.tables", "scenes.refined",
     "models.packed", "models.versions", "models.supernet", "serving.caches", "serving.plan_check",
     "serving.loading", "gpu.tables", "study.record", "papers.page",

@@ -309,23 +309,19 @@ def test_shares_cut_all_blocks_in_proportion(n: int, shares: list[float], wanted
 
 BLOCKS = 24
 PEAK = """
-import sys
+import os, sys
 from pathlib import Path
-import thinwire
-from diffusers import WanTransformer3DModel
-from thinwire.uses.pictures.context_parallel.divided import loading
+from diffusers import WanTransformer3DModel as Wan
+from thinwire.runs.machine.processor import forget_peak, resident_peak
+from thinwire.uses.pictures.context_parallel.divided.loading import part_of_rank
 def took(load):
-    Path("/proc/self/clear_refs").write_text("5")  # the peak begins anew
-    before = peak()
+    forget_peak()
+    before = resident_peak(os.getpid())
     model = load()
     sum(x.sum() for x in model.parameters())  # what is mapped alone is read
-    return peak() - before
-def peak():
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) for line in lines if line.startswith("VmHWM:"))
-loading.own_rank = lambda peers: 1
-print(took(lambda: thinwire.load_part(WanTransformer3DModel, sys.argv[1], {0: None})))
-print(took(lambda: WanTransformer3DModel.from_pretrained(sys.argv[1])))
+    return resident_peak(os.getpid()) - before
+folder = Path(sys.argv[1])
+print(took(lambda: part_of_rank(Wan, folder, 1, 2)), took(lambda: Wan.from_pretrained(folder)))
 """
 
 
@@ -338,6 +334,6 @@ def test_half_of_the_blocks_take_little_more_than_half_of_the_memory(tmp_path: P
     command = [sys.executable, "-c", PEAK, tmp_path]
     run = subprocess.run(command, capture_output=True, text=True, encoding="utf-8", timeout=200)
     assert run.returncode == 0, run.stderr
-    half, whole = (int(n) * 1024 for n in run.stdout.split())
+    half, whole = map(int, run.stdout.split())
     assert nbytes(model) > 2e8 and whole > 0.95 * nbytes(model)
     assert half <= 0.6 * whole
