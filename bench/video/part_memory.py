@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 
 import torch
 
-from bench.video.wan_times import LAYERS, SHAPE
 from bench.study.cells import Kept, makers, run_study
 from bench.study.tables import Draw, columns
+from bench.video.wan_times import LAYERS, SHAPE
 from thinwire.runs.machine.processor import forget_peak, resident_peak
 from thinwire.uses.pictures.absent_block import part_of
 from thinwire.uses.pictures.context_parallel.divided.loading import part_of_rank
