@@ -12,7 +12,7 @@ from thinwire.types import InputError
 from thinwire.uses.pictures.run.classifier import recognised
 from thinwire.uses.pictures.run.options import PicturesConfig
 from thinwire.uses.pictures.run.video import wan_fashion
-from thinwire.uses.pictures.run.video.clips import PATCH, TICKS, Clip, sample_clip
+from thinwire.uses.pictures.run.video.clips import PATCH, START, TICKS, Clip, sample_clip
 from thinwire.uses.pictures.run.video.moving import BOUNCE, FASTEST, SLIDE, SWAY, moving, paths
 
 pytest.importorskip("diffusers")
@@ -48,11 +48,11 @@ def test_frames_are_by_seed_and_a_garment_that_cannot_move_is_drawn_as_it_is() -
     torch.testing.assert_close(still[:, 1], garments[:, 0].float() / 255, atol=1e-4, rtol=0)
 
 
-def test_a_clip_is_so_many_tokens_and_its_noise_is_by_seed() -> None:
+def test_a_clip_is_so_many_tokens_and_its_start_is_by_seed() -> None:
     clip = Clip.parse(6, "32x48", "3,7")
     assert (clip.classes, clip.motions, clip.tokens) == ((3, 7), (SLIDE, BOUNCE), 3 * 8 * 12)
-    assert torch.equal(clip.noise(3), clip.noise(3)) and not torch.equal(clip.noise(3), clip.noise(4))
-    assert clip.noise(0).shape == (1, 1, 6, 32, 48) and clip.image(clip.noise(0)).shape == (6, 32, 48)
+    assert torch.equal(clip.start(3), clip.start(3)) and not torch.equal(clip.start(3), clip.start(4))
+    assert clip.start(0).shape == (1, 1, 6, 32, 48) and clip.image(clip.start(0)).shape == (6, 32, 48)
     named, unsaid = clip.words(), clip.words(keep_text=False)
     assert named.shape == (1, 2, 16) and named.sum(2).tolist() == [[2.0, 2.0]]
     assert unsaid.argmax(2).tolist() == [[10]] and unsaid.sum() == 1
@@ -86,9 +86,9 @@ def test_steps_are_those_of_diffusers_scheduler(guidance: float) -> None:
     from diffusers import FlowMatchEulerDiscreteScheduler
 
     model = wan_fashion.build(0, **TINY)
-    scheduler = FlowMatchEulerDiscreteScheduler(shift=3.0)
-    scheduler.set_timesteps(sigmas=torch.linspace(1, 0, 6)[:-1].tolist())
-    x, texts = SMALL.noise(2), [SMALL.words(), SMALL.words(keep_text=False)]
+    scheduler = FlowMatchEulerDiscreteScheduler()
+    scheduler.set_timesteps(sigmas=torch.linspace(START, 0, 6)[:-1].tolist())
+    x, texts = SMALL.start(2), [SMALL.words(), SMALL.words(keep_text=False)]
     for tick in scheduler.timesteps:
         with torch.no_grad():
             made, away = (model(x, tick[None], text, return_dict=False)[0] for text in texts)
@@ -97,7 +97,7 @@ def test_steps_are_those_of_diffusers_scheduler(guidance: float) -> None:
     ticks = list[int]()
     sampled = sample_clip(model, SMALL, 5, seed=2, guidance=guidance, on_step=ticks.append)
     torch.testing.assert_close(sampled, x, atol=1e-4, rtol=1e-4)
-    assert ticks == [1, 2, 3, 4, 5] and float(scheduler.timesteps[0]) == TICKS
+    assert ticks == [1, 2, 3, 4, 5] and float(scheduler.timesteps[0]) == TICKS * START
 
 
 def test_a_seed_builds_one_model_and_frames_are_not_independent() -> None:
@@ -112,7 +112,7 @@ def test_a_seed_builds_one_model_and_frames_are_not_independent() -> None:
             out: Tensor = one(x, torch.tensor([500.0]), SMALL.words(), return_dict=False)[0]
         return out
 
-    x = SMALL.noise(0)
+    x = SMALL.start(0)
     changed = x.clone()
     changed[:, :, 0] += 1
     assert (made(changed) - made(x))[:, :, 2:].abs().max() > 1e-4
@@ -154,5 +154,7 @@ def test_training_goes_on_bit_for_bit(tmp_path: Path, monkeypatch: pytest.Monkey
     first.save(tmp_path)
     second.load(tmp_path)
     assert [second.advance() for _ in range(2)] == losses[2:]
+    first, last = (trainer.spread_times(step, 1) for step in (0, trainer.WHOLE))
+    assert 0 < first < 1 and 0 < last < trainer.NOISIEST
     times = torch.cat([trainer.spread_times(step, 2) for step in range(500)])
     assert times.amin() > 0 and times.amax() < 1 and 0.7 < times.median() < 0.8

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import cache
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import functional
 
@@ -17,12 +20,13 @@ from thinwire.runs.machine.compute import Compute
 from thinwire.staging import to_host
 from thinwire.types import InputError, require
 from thinwire.uses.pictures.run.sheets import ANYTHING, WORDS, OnStep, class_numbers, two_numbers
-from thinwire.uses.pictures.run.video.moving import MOTIONS
+from thinwire.uses.pictures.run.video.moving import MOTIONS, moving
 
+GARMENTS = Path(__file__).parent / "mean-garments.safetensors"
 PATCH = (2, 4, 4)  # frames, rows and columns of a token
 MOST_GARMENTS, MOST_FRAMES, LEAST_SIDE, MOST_SIDE = 3, 64, 32, 128
 FIRST_MOTION = ANYTHING + 1  # the channel of a word that says "slide"
-SHIFT = 3.0  # of the times: neighbours in time are alike, so more steps are spent where there is more noise
+START = 0.5  # the share of noise that a sample begins with, over its storyboard
 TICKS = 1000  # what the model calls time 1
 
 
@@ -80,10 +84,19 @@ class Clip:
         pace, down, right = PATCH
         return self.frames // pace * (self.height // down) * (self.width // right)
 
-    def noise(self, seed: int) -> Tensor:
-        """Return the noise [1, 1, frames, height, width] of a clip: the same on every machine."""
-        generator = torch.Generator().manual_seed(seed)
-        return torch.randn(1, 1, self.frames, self.height, self.width, generator=generator)
+    def storyboard(self, draw: torch.Generator) -> Tensor:
+        """Return the frames [frames, height, width] in 0..1 of mean garments on paths that are drawn."""
+        garments, motions = mean_garments()[list(self.classes)], torch.tensor(self.motions)
+        return moving(garments[None], motions[None], self.frames, (self.height, self.width), draw)[0]
+
+    def start(self, seed: int) -> Tensor:
+        """Return the latents [1, 1, frames, height, width] that a sample begins with, alike on all machines.
+
+        They are a storyboard under noise (SDEdit, arXiv 2108.01073): so the seed says how garments move.
+        """
+        draw = torch.Generator().manual_seed(seed)
+        board = self.storyboard(draw)[None, None] * 2 - 1
+        return (1 - START) * board + START * torch.randn(board.shape, generator=draw)
 
     def image(self, latents: Tensor) -> Tensor:
         """Return the frames [frames, height, width] in 0..1 of ``latents`` [1, 1, frames, height, width]."""
@@ -96,6 +109,14 @@ class Clip:
         return anything(1)
 
 
+@cache
+def mean_garments() -> Tensor:
+    """Return the mean garment uint8 [10, 28, 28] of each class, as the training images have it."""
+    text = f"{GARMENTS.name} is not in this package; install thinwire anew"
+    require(GARMENTS.exists(), InputError, text)
+    return load_file(GARMENTS)["garments"]
+
+
 def words(classes: Tensor, motions: Tensor) -> Tensor:
     """Return the text [B, N, channels] of garments of ``classes`` and ``motions`` [B, N]: a word each."""
     return (functional.one_hot(classes, WORDS) + functional.one_hot(motions + FIRST_MOTION, WORDS)).float()
@@ -106,9 +127,9 @@ def anything(batch: int) -> Tensor:
     return functional.one_hot(torch.full((batch, 1), ANYTHING), WORDS).float()
 
 
-def shifted(times: Tensor) -> Tensor:
-    """Return times in 0..1 moved towards noise, as a flow's scheduler with ``SHIFT`` has them."""
-    return SHIFT * times / (1 + (SHIFT - 1) * times)
+def shifted(times: Tensor, shift: float) -> Tensor:
+    """Return times in 0..1 moved towards noise, as a flow's scheduler with this ``shift`` moves them."""
+    return shift * times / (1 + (shift - 1) * times)
 
 
 def sample_clip(
@@ -121,8 +142,8 @@ def sample_clip(
     """
     require(steps >= 1, InputError, f"--steps {steps} is below 1; give a number of denoising steps")
     weights = model.patch_embedding.weight
-    x = clip.noise(seed).to(weights.device)
-    times: Sequence[float] = shifted(torch.linspace(1, 0, steps + 1, dtype=torch.float64)).tolist()
+    x = clip.start(seed).to(weights.device)
+    times: Sequence[float] = torch.linspace(START, 0, steps + 1, dtype=torch.float64).tolist()
 
     def velocity(name: str, text: Tensor, now: float) -> Tensor:
         with model.cache_context(name) if guidance != 1 else nullcontext():
