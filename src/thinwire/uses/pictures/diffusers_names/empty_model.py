@@ -18,7 +18,9 @@ from thinwire.types import WRONG_VALUES, InputError, MissingExtra, require
 
 Model = TypeVar("Model", bound=nn.Module)
 WEIGHTS, CONFIG = "diffusion_pytorch_model", "config.json"
-_BUILDING = Lock()  # accelerate and torch change the whole process meanwhile
+# Diffusers' loader and accelerate let all modules of the process lose their parameters while they build one. Two
+# at a time would leave it so.
+BUILDING = Lock()
 
 
 def check_class(kind: object) -> None:
@@ -35,7 +37,7 @@ def without_weights(kind: type[Model], config: Mapping[str, Any], dtype: torch.d
     """
     own: Any = kind
     try:
-        with _BUILDING, _no_memory(), _by_default(dtype):
+        with BUILDING, _no_memory(), _by_default(dtype):
             model: Model = own.from_config(dict(config)).eval()
     except WRONG_VALUES as e:
         text = f"its {CONFIG} makes no {kind.__name__}: {str(e)[:200]}; take a whole folder of one version"

@@ -13,6 +13,7 @@ from torch import nn
 from thinwire.dtypes import dtype_of
 from thinwire.types import InputError, require
 from thinwire.uses.pictures.context_parallel.divided.loading import part_of_rank
+from thinwire.uses.pictures.diffusers_names.empty_model import BUILDING
 from thinwire.uses.pictures.diffusers_names.tested_version import version
 
 CONFIG, WITHIN = "config.json", "transformer"  # in a pipeline's folder, where its transformer is
@@ -102,7 +103,8 @@ def load_diffusers(place: Path, asked: AskedModel, device: torch.device) -> nn.M
     options: dict[str, Any] = {"torch_dtype": dtype_of(asked.dtype), "local_files_only": True}
     try:
         # safetensors alone: other files of weights are pickles, which run what is in them
-        model = kind.from_pretrained(folder, use_safetensors=True, **options)
+        with BUILDING:
+            model = kind.from_pretrained(folder, use_safetensors=True, **options)
     except (OSError, ValueError) as e:
         why = " ".join(str(e).split())[:200]
         raise InputError(f"{folder} cannot be loaded: {why}; see whether its files are whole") from e
