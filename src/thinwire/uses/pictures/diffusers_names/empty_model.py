@@ -18,8 +18,8 @@ from thinwire.types import WRONG_VALUES, InputError, MissingExtra, require
 
 Model = TypeVar("Model", bound=nn.Module)
 WEIGHTS, CONFIG = "diffusion_pytorch_model", "config.json"
-# While diffusers' loader or accelerate builds a model, no module of the process gets parameters. Two at a time
-# would leave it so.
+# While diffusers' loader or accelerate builds a model, no module of the process gets parameters. Two at a
+# time would leave it so.
 BUILDING = Lock()
 
 
