@@ -18,7 +18,7 @@ def ranks() -> Iterator[dict[int, list[Mesh]]]:
 
 @pytest.fixture(autouse=True)
 def all_kernels_of_attention() -> None:
-    """Let torch choose among its kernels: ranks in threads that ask for one may leave the others switched off."""
+    """Let torch choose among its kernels: ranks in threads that ask for one may leave others switched off."""
     torch.backends.cuda.enable_flash_sdp(True)
     torch.backends.cuda.enable_mem_efficient_sdp(True)
     torch.backends.cuda.enable_math_sdp(True)
