@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
+from bench.pictures.tiny import Host, drawn, made
 from bench.pictures.tiny_images import IMAGES
 from bench.pictures.tiny_more import MORE
 from bench.pictures.tiny_videos import VIDEOS
 from picture_models import Inputs, flux, flux_inputs, qwen_inputs, wan, wan_inputs
 from torch import Tensor, nn
 
-Host = tuple[Callable[[], nn.Module], Callable[[], Inputs]]
 JOINT = {"num_layers": 1, "num_single_layers": 1, "attention_head_dim": 16, "num_attention_heads": 2}
 ROPE = {"axes_dims_rope": (4, 6, 6)}
 PICTURE = {"in_channels": 8, "joint_attention_dim": 16, **JOINT}
@@ -25,23 +24,6 @@ VIDEO = {
     "freq_dim": 32,
     "ffn_dim": 32,
 }
-
-
-def made(name: str, **sizes: Any) -> Callable[[], nn.Module]:
-    def make() -> nn.Module:
-        import diffusers
-
-        torch.manual_seed(9)
-        model: Any = getattr(diffusers, name)(**sizes)
-        for p in model.parameters():
-            p.data = torch.randn_like(p) * (0.8 * p.shape[-1] ** -0.5 if p.dim() > 1 else 0.3)
-        return model.eval()  # type: ignore[no-any-return]
-
-    return make
-
-
-def drawn(*shape: int, seed: int = 1) -> Tensor:
-    return torch.randn(*shape, generator=torch.Generator().manual_seed(seed))
 
 
 def joint(text: int = 5, **more: Any) -> Inputs:

@@ -187,6 +187,11 @@ def decode_as(codec: Codec, spec: TensorSpec, parts: tuple[Tensor, ...]) -> Tens
     return codec.decode(Payload(spec, parts))
 
 
+def saturated(x: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return float32 values in a dtype; what float16 has no room for is the largest that it has."""
+    return (x.clamp(-65504.0, 65504.0) if dtype == torch.float16 else x).to(dtype)
+
+
 def head(payload: Payload, dtype: torch.dtype, n: int) -> Tensor:
     """Return the first part of a payload; ``PayloadError`` unless it is ``n`` values of ``dtype``."""
     part = payload.parts[0] if payload.parts else None

@@ -17,6 +17,7 @@ from thinwire.codecs.codec import (
     layout_nbytes,
     require_codec,
     roundtrip,
+    saturated,
     tuned,
 )
 from thinwire.spec import Spec
@@ -68,7 +69,7 @@ class FrameChain(Spec):
             found.append(last)
         parts = zip(*(payload.parts for payload in coded), strict=True)
         joined = tuple(torch.cat(same) for same in parts)
-        return Payload(spec, joined), _to(torch.cat(found, 1), spec.dtype)
+        return Payload(spec, joined), saturated(torch.cat(found, 1), spec.dtype)
 
     def decode(self, payload: Payload) -> Tensor:
         spec = payload.spec
@@ -79,7 +80,7 @@ class FrameChain(Spec):
         for parts in self._split(payload):
             change = decode_as(self.inner, self._frame(spec), parts)
             found.append(found[-1] + change if found else change)
-        return _to(torch.cat(found, 1), spec.dtype)
+        return saturated(torch.cat(found, 1), spec.dtype)
 
     def layout(self, spec: TensorSpec) -> Layout:
         if not self._divides(spec):
@@ -101,7 +102,3 @@ class FrameChain(Spec):
     def _split(self, payload: Payload) -> Iterator[tuple[Tensor, ...]]:
         """Yield the parts of each frame."""
         yield from zip(*(part.chunk(self.frames) for part in payload.parts), strict=True)
-
-
-def _to(x: Tensor, dtype: torch.dtype) -> Tensor:
-    return (x.clamp(-65504.0, 65504.0) if dtype == torch.float16 else x).to(dtype)

@@ -19,6 +19,7 @@ from thinwire.codecs.codec import (
     layout_nbytes,
     require_codec,
     roundtrip,
+    saturated,
     tuned,
     writable,
 )
@@ -77,7 +78,7 @@ class Hadamard(Spec):
         if x is not None:
             return x
         mixed = decode_as(self.inner, _single(payload.spec), payload.parts)
-        return _to(self._mix(mixed, 1.0), payload.spec.dtype)
+        return saturated(self._mix(mixed, 1.0), payload.spec.dtype)
 
     def decode_against(self, payload: Payload, reference: Tensor | None) -> Tensor | None:
         if self._form is None:
@@ -159,7 +160,7 @@ class ChannelMean(Spec):
 
     def _join(self, payload: Payload, rest: Tensor) -> Tensor:
         mean, rest = payload.parts[0], writable(rest, payload.parts)
-        return _to(rest.add_(mean) if rest.dim() else rest.add_(mean[0]), payload.spec.dtype)
+        return saturated(rest.add_(mean) if rest.dim() else rest.add_(mean[0]), payload.spec.dtype)
 
     def layout(self, spec: TensorSpec) -> Layout:
         return (torch.float16, _channels(spec.shape)), *fixed_layout(self.inner, _single(spec))
@@ -253,10 +254,6 @@ def _single(spec: TensorSpec) -> TensorSpec:
 
 def _channels(shape: tuple[int, ...]) -> int:
     return shape[-1] if shape else 1
-
-
-def _to(x: Tensor, dtype: torch.dtype) -> Tensor:
-    return (x.clamp(-65504.0, 65504.0) if dtype == torch.float16 else x).to(dtype)
 
 
 def _butterflies(rows: Tensor, factor: float) -> Tensor:

@@ -61,6 +61,14 @@ def renew(kept: Tensor, new: Tensor, patch: TokenPatch, layout: TokenLayout, dim
     kept.narrow(dim, there, words).copy_(new.narrow(dim, text, words))
 
 
+def taken(x: Tensor, patch: TokenPatch, layout: TokenLayout, dim: int) -> Tensor:
+    """Return the text and a patch of what has all tokens along ``dim``, where they stand."""
+    words = x.shape[dim] - layout.tokens
+    start, there = (0, layout.tokens) if layout.text_after else (words, 0)
+    text, ours = x.narrow(dim, there, words), patch.take(x.narrow(dim, start, layout.tokens), dim)
+    return torch.cat((ours, text) if layout.text_after else (text, ours), dim)
+
+
 def _mask(
     attention: Attention, kept: Tensor | None, patch: TokenPatch, layout: TokenLayout, name: str
 ) -> Tensor | None:
@@ -71,7 +79,7 @@ def _mask(
     words = own - patch.tokens
     rows = mask.shape[-2] if mask.dim() > 2 else 1
     if mask.shape[-1] == layout.tokens + words:  # of all keys already
-        return mask if rows in (1, attention.query.shape[1]) else _rows(mask, patch, layout, words)
+        return mask if rows in (1, attention.query.shape[1]) else taken(mask, patch, layout, -2)
     keys = _of_keys(mask, own)
     text = f"the mask of {name}, {tuple(mask.shape)}, is not over its keys alone; use mode gather"
     require(keys is not None and kept is not None, InputError, text)
@@ -90,10 +98,3 @@ def _of_keys(mask: Tensor | None, keys: int) -> Tensor | None:
         return None
     own = mask.diagonal(dim1=-2, dim2=-1)[..., None, :]
     return own if torch.equal(own.mT * own, mask) else None
-
-
-def _rows(mask: Tensor, patch: TokenPatch, layout: TokenLayout, words: int) -> Tensor:
-    """Return the rows of a patch's queries and of the text in a mask of pairs of all tokens."""
-    start, there = (0, layout.tokens) if layout.text_after else (words, 0)
-    text, ours = mask.narrow(-2, there, words), patch.take(mask.narrow(-2, start, layout.tokens), -2)
-    return torch.cat((ours, text) if layout.text_after else (text, ours), -2)

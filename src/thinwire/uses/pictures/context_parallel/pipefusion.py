@@ -22,7 +22,7 @@ from thinwire.types import DesyncError, InputError, LinkError, require
 from thinwire.uses.pictures.arrivals import Arrivals, Arrived, arrived
 from thinwire.uses.pictures.coding import Coding, Endpoints
 from thinwire.uses.pictures.context_parallel.divided.block_ranges import ranges_of
-from thinwire.uses.pictures.context_parallel.kept_keys import KeptKeys, TokenLayout, renew
+from thinwire.uses.pictures.context_parallel.kept_keys import KeptKeys, TokenLayout, renew, taken
 from thinwire.uses.pictures.context_parallel.modes import SPACE, Division
 from thinwire.uses.pictures.context_parallel.patches import Patches, TokenPatch
 from thinwire.uses.pictures.diffusers_names.block_hooks import piped
@@ -135,8 +135,7 @@ class PipeFusion(CountedCalls):
         self._heard, self._attention = True, self._attention + 1
         if self._turn is None:
             return stock.whole(self._kept.whole(place, attention))
-        layout = TokenLayout(self._tokens, self._plan.text_after)
-        return stock.whole(self._kept.renewed(place, attention, self._patches[self._turn], layout))
+        return stock.whole(self._kept.renewed(place, attention, self._patches[self._turn], self._layout))
 
     def join(self, x: Tensor, dim: int) -> Tensor:
         """Return the output of all patches after the last one's turn, and before it a place for it."""
@@ -169,6 +168,10 @@ class PipeFusion(CountedCalls):
     def _tokens(self) -> int:
         return self._patches.tokens
 
+    @property
+    def _layout(self) -> TokenLayout:
+        return TokenLayout(self._tokens, self._plan.text_after)
+
     def _turned(self) -> list[tuple[int, TokenPatch]]:
         """Return the patches of this turn: one, or all."""
         every = list(enumerate(self._patches))
@@ -176,17 +179,10 @@ class PipeFusion(CountedCalls):
 
     def _message(self, streams: Mapping[str, Tensor], patch: TokenPatch) -> Tensor:
         """Return the tokens of a patch, and the text's, of all streams together [B, tokens, d]."""
-        parts = [x if name == TEXT else self._picture(x, patch) for name, x in streams.items()]
-        return torch.cat(parts, 1)
-
-    def _picture(self, x: Tensor, patch: TokenPatch) -> Tensor:
-        """Return a patch of a stream, which may have the text before or after the picture."""
         if self._turn is not None:
-            return x
-        words = x.shape[1] - self._tokens
-        start, there = (0, self._tokens) if self._plan.text_after else (words, 0)
-        text, ours = x.narrow(1, there, words), patch.take(x.narrow(1, start, self._tokens), 1)
-        return torch.cat((ours, text) if self._plan.text_after else (text, ours), 1)
+            return torch.cat(list(streams.values()), 1)
+        parts = [x if name == TEXT else taken(x, patch, self._layout, 1) for name, x in streams.items()]
+        return torch.cat(parts, 1)
 
     def _taken(self, streams: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return the streams as the rank before has left them, those of all patches put together."""
@@ -210,7 +206,7 @@ class PipeFusion(CountedCalls):
         if name == TEXT or self._turn is not None:
             x.copy_(part)
         else:
-            renew(x, part, patch, TokenLayout(self._tokens, self._plan.text_after), 1)
+            renew(x, part, patch, self._layout, 1)
 
     def _output(self, m: int, shape: tuple[int, ...], like: Tensor) -> Tensor:
         return self._received(self._ranks[-1], m, TensorKind.OUTPUT, shape, like)

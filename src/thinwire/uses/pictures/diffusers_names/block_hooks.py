@@ -7,7 +7,7 @@ the blocks is computed by each rank, which is little.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
@@ -30,7 +30,7 @@ from thinwire.uses.pictures.diffusers_names.pipe_plans import (
     patch_split,
     pipe_plan_of,
 )
-from thinwire.uses.pictures.diffusers_names.plans import SplitPlan, Whole, modules_of
+from thinwire.uses.pictures.diffusers_names.plans import SplitPlan, Whole, modules_of, whole_of
 from thinwire.uses.pictures.diffusers_names.tested_version import Hook, check_host
 
 
@@ -69,7 +69,7 @@ def piped(
     plan, split, blocks = pipe_plan_of(model), patch_split(model, given), blocks_of(model)
     own: Any = uncompiled(session, _NAMES)
     with ExitStack() as undo:
-        undo.enter_context(listening(model, own, _whole_modules(model, split)))
+        undo.enter_context(listening(model, own, whole_of(model, split)))
         for number, block in enumerate(blocks):
             undo.callback(hooked(block.module, BlockHook(own, number, block), "pipe"))
         for path in plan.once:
@@ -79,11 +79,6 @@ def piped(
             undo.callback(hooked(part, hook, path))
         undo.callback(hooked(model, PipedCalls(passes, model, plan), "calls"))
         yield
-
-
-def _whole_modules(model: nn.Module, split: SplitPlan) -> Collection[nn.Module]:
-    paths = [path for path, entry in split.items() if isinstance(entry, Whole)]
-    return {part for path in paths for one in modules_of(model, path) for part in one.modules()}
 
 
 def _cuts(model: nn.Module, session: Any, split: SplitPlan) -> Iterator[tuple[nn.Module, Hook, str]]:

@@ -78,15 +78,6 @@ def pipe_plan_of(model: nn.Module) -> PipePlan:
     return found  # type: ignore[return-value]  # require has checked it
 
 
-def list_paths(kind: str) -> tuple[str, ...]:
-    """Return the paths of the block lists of a class, none where it has no entry.
-
-    >>> list_paths("WanTransformer3DModel")
-    ('blocks',)
-    """
-    return tuple(each.path for each in PIPES[kind].lists) if kind in PIPES else ()
-
-
 def blocks_of(model: nn.Module) -> list[PipedBlock]:
     """Return the blocks of a model, in the order in which they run. Errors: ``InputError``."""
     return list(_blocks(model, pipe_plan_of(model)))
