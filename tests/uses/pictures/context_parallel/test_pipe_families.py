@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 from bench.pictures.tiny_images import IMAGES
+from bench.pictures.tiny_more import MORE
 from bench.pictures.tiny_videos import VIDEOS
 from each import each
 from meshes import Mesh
@@ -14,6 +15,7 @@ from picture_hosts import HOSTS as PICTURE_HOSTS
 from picture_hosts import drawn, video
 from picture_models import on_ranks, sample
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 pytest.importorskip("diffusers")
 
@@ -26,12 +28,11 @@ def called(model: Any, inputs: dict[str, Any], times: int) -> list[Tensor]:
         given = {name: dict(x) if isinstance(x, dict) else x for name, x in inputs.items()}
         name = "t" if "t" in given else "timestep"
         given[name] = given[name] * (1 - 1e-7 * i)
-        out = model(**given | {"return_dict": False})[0]
-        found.append(torch.cat([x.flatten() for x in out]) if isinstance(out, list) else out)
+        found.append(torch.cat([x.flatten() for x in tree_leaves(model(**given | {"return_dict": False}))]))
     return found
 
 
-HOSTS = IMAGES | VIDEOS | PICTURE_HOSTS
+HOSTS = IMAGES | MORE | VIDEOS | PICTURE_HOSTS
 CUT = (
     "SD3",
     "SD3, a control network",
@@ -69,10 +70,22 @@ CUT = (
     "ChronoEdit",
     "LTX-Video",
     "LTX-Video, from a picture",
+    "LTX-2",
+    "Mochi",
+    "Kandinsky 5",
+    "AnyFlow",
+    "HunyuanImage",
+    "Krea 2",
+    "GLM-Image",
+    "JoyImage-Edit",
+    "JoyImage-Edit-Plus",
+    "PRX",
+    "Stable Audio 3",
 )
 
 
 @pytest.mark.filterwarnings("ignore:.*FluxPosEmbed:FutureWarning")  # of Chroma, by diffusers
+@pytest.mark.filterwarnings("ignore:In CPU autocast:UserWarning")  # of Mochi, by diffusers
 @each("name", CUT)
 def test_uncoded_each_family_is_as_on_one_device(ranks: dict[int, list[Mesh]], name: str) -> None:
     make, draw = HOSTS[name]
@@ -113,3 +126,14 @@ def test_frames_are_coded_one_against_the_other_where_a_patch_has_whole_ones(
     assert not torch.equal(found["over=space"], found["over=space,chain=0"])
     assert not torch.equal(found["patches=2"], found["patches=2,chain=0"])
     assert torch.equal(found[""], found["chain=0"])
+
+
+def test_frames_beside_a_text_are_coded_one_against_the_other_too(ranks: dict[int, list[Mesh]]) -> None:
+    make, draw = HOSTS["HunyuanVideo"]
+    model, inputs, found = make(), draw(), []
+    for chain in (0, 1):
+        recipe = f"compact-pipe:early=0,patches=2,over=space,chain={chain}"
+        a, b = on_ranks(ranks[2], model, recipe, lambda own, _: sample(own, inputs, 4))
+        assert torch.equal(a, b)
+        found.append(a)
+    assert not torch.equal(*found)

@@ -47,25 +47,34 @@ class KeptKeys:
         text = f"{name} has {keys} keys for {patch.tokens} tokens and the text; use mode gather"
         require(words >= 0 and key.shape[1] == layout.tokens + words, InputError, text)
         for kept, new in ((key, attention.key), (value, attention.value)):
-            renew(kept, new, patch, layout, 1)
+            _renew(kept, new, patch, layout, 1)
         mask = _mask(attention, kept_mask, patch, layout, name)
         return Attention(attention.query, key, value, mask)
 
 
-def renew(kept: Tensor, new: Tensor, patch: TokenPatch, layout: TokenLayout, dim: int) -> None:
+def windows(x: Tensor, tokens: int, text_after: bool, dim: int) -> tuple[Tensor, Tensor]:
+    """Return views of the picture's ``tokens`` and of the words, which stand before or after them.
+
+    >>> [part.tolist() for part in windows(torch.arange(5), 3, False, 0)]
+    [[2, 3, 4], [0, 1]]
+    """
+    words = x.shape[dim] - tokens
+    start, there = (0, tokens) if text_after else (words, 0)
+    return x.narrow(dim, start, tokens), x.narrow(dim, there, words)
+
+
+def _renew(kept: Tensor, new: Tensor, patch: TokenPatch, layout: TokenLayout, dim: int) -> None:
     """Write text and patch, as they are now, where they stand among all tokens."""
-    words = new.shape[dim] - patch.tokens
-    ours, text = (0, patch.tokens) if layout.text_after else (words, 0)
-    start, there = (0, layout.tokens) if layout.text_after else (words, 0)
-    patch.put(kept.narrow(dim, start, layout.tokens), new.narrow(dim, ours, patch.tokens), dim)
-    kept.narrow(dim, there, words).copy_(new.narrow(dim, text, words))
+    ours, text = windows(new, patch.tokens, layout.text_after, dim)
+    picture, there = windows(kept, layout.tokens, layout.text_after, dim)
+    patch.put(picture, ours, dim)
+    there.copy_(text)
 
 
-def taken(x: Tensor, patch: TokenPatch, layout: TokenLayout, dim: int) -> Tensor:
+def _taken(x: Tensor, patch: TokenPatch, layout: TokenLayout, dim: int) -> Tensor:
     """Return the text and a patch of what has all tokens along ``dim``, where they stand."""
-    words = x.shape[dim] - layout.tokens
-    start, there = (0, layout.tokens) if layout.text_after else (words, 0)
-    text, ours = x.narrow(dim, there, words), patch.take(x.narrow(dim, start, layout.tokens), dim)
+    picture, text = windows(x, layout.tokens, layout.text_after, dim)
+    ours = patch.take(picture, dim)
     return torch.cat((ours, text) if layout.text_after else (text, ours), dim)
 
 
@@ -79,12 +88,12 @@ def _mask(
     words = own - patch.tokens
     rows = mask.shape[-2] if mask.dim() > 2 else 1
     if mask.shape[-1] == layout.tokens + words:  # of all keys already
-        return mask if rows in (1, attention.query.shape[1]) else taken(mask, patch, layout, -2)
+        return mask if rows in (1, attention.query.shape[1]) else _taken(mask, patch, layout, -2)
     keys = _of_keys(mask, own)
     text = f"the mask of {name}, {tuple(mask.shape)}, is not over its keys alone; use mode gather"
     require(keys is not None and kept is not None, InputError, text)
     whole, part = cast(Tensor, kept), cast(Tensor, keys)
-    renew(whole, part, patch, layout, whole.dim() - 1)
+    _renew(whole, part, patch, layout, whole.dim() - 1)
     return part.mT * whole if rows == own > 1 else whole
 
 

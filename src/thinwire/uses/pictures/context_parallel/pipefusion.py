@@ -9,6 +9,7 @@ in 4 patches took 4.4 % fewer bytes between ranks and lost 1.4 dB at 4 bits, 1.7
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, suppress
 from time import perf_counter
@@ -18,16 +19,17 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.collectives import MeshExchange
-from thinwire.types import DesyncError, InputError, LinkError, require
+from thinwire.types import DesyncError, InputError, LinkError, Packet, require
 from thinwire.uses.pictures.arrivals import Arrivals, Arrived, arrived
 from thinwire.uses.pictures.coding import Coding, Endpoints
 from thinwire.uses.pictures.context_parallel.divided.block_ranges import ranges_of
-from thinwire.uses.pictures.context_parallel.kept_keys import KeptKeys, TokenLayout, renew, taken
+from thinwire.uses.pictures.context_parallel.kept_keys import KeptKeys, TokenLayout
 from thinwire.uses.pictures.context_parallel.modes import SPACE, Division
+from thinwire.uses.pictures.context_parallel.patch_streams import PatchStreams
 from thinwire.uses.pictures.context_parallel.patches import Patches, TokenPatch
 from thinwire.uses.pictures.diffusers_names.block_hooks import piped
 from thinwire.uses.pictures.diffusers_names.interfaces import Attention, Given, Stock
-from thinwire.uses.pictures.diffusers_names.pipe_plans import TEXT, blocks_of, pipe_plan_of
+from thinwire.uses.pictures.diffusers_names.pipe_plans import blocks_of, pipe_plan_of
 from thinwire.uses.pictures.diffusers_names.plans import SplitPlan
 from thinwire.uses.pictures.message_bytes import device_of
 from thinwire.uses.pictures.messages import ExchangeTally, Posted, Repairs, SentValues, check
@@ -37,8 +39,9 @@ from thinwire.uses.pictures.send_lane import SendLane
 from thinwire.verdicts import Questions
 
 _GENERATION, _CALL = 32, 16  # bits of a message's step below its generation, and below its call
-_OUTPUTS = 1 << 15  # the first slot of outputs
+_OUTPUTS, _BESIDE = 1 << 15, 1 << 14  # the first slots of outputs, and of what goes beside a patch
 MOST_PATCHES = 1024
+_SHARED = MOST_PATCHES  # the slot of an output that is not in patches
 _GRACE = 0.1  # of the deadline: how much later a rank gives up for each that the awaited one waits for itself
 
 
@@ -54,7 +57,7 @@ class PipeFusion(CountedCalls):
         self._rank, self._ranks = exchange.rank, exchange.ranks
         self._place = self._ranks.index(self._rank)
         self._last = self._place == len(self._ranks) - 1
-        self._repairs = Repairs(exchange, deadline, due=division.patches)
+        self._repairs = Repairs(exchange, deadline, due=2 * division.patches + 1)
         self._codings, self._lane = (attention, output), SendLane(self._abandon)
         self._questions, self._arrivals = Questions(), Arrivals(exchange)
         self._warmup = max(1, attention.warmup)
@@ -120,8 +123,8 @@ class PipeFusion(CountedCalls):
             return self._taken(streams)
         if number == self._own.stop:
             for m, patch in self._turned():
-                parts = self._message(streams, patch)
-                self._send(m, TensorKind.HIDDEN, parts, self._alike(parts, patch))
+                parts, frames = self._streams(patch).parts(streams), self._alike(streams, patch)
+                self._send(m, TensorKind.HIDDEN, parts, frames)
         return streams
 
     def done(self, number: int) -> None:
@@ -143,8 +146,8 @@ class PipeFusion(CountedCalls):
         if self._last:
             for m, patch in self._turned():
                 part = patch.take(x, dim) if self._turn is None else x
-                self._outputs.append(self._send(m, TensorKind.OUTPUT, part))
-        if self._turn not in (None, len(self._patches) - 1):
+                self._outputs.append(self._send_output(m, part))
+        if not self._ends_call:
             return x.new_zeros(()).expand(shape)
         out = x.new_empty(shape)
         for m, patch in enumerate(self._patches):
@@ -152,6 +155,12 @@ class PipeFusion(CountedCalls):
             patch.put(out, self._outputs[m] if self._last else self._output(m, tuple(place), x), dim)
         self._outputs = []
         return out
+
+    def share(self, x: Tensor) -> Tensor:
+        """Return an output that is not in patches, as the last rank has it after the last one's turn."""
+        if not self._ends_call:
+            return x
+        return self._send_output(_SHARED, x) if self._last else self._output(_SHARED, tuple(x.shape), x)
 
     def _forget(self) -> None:
         hidden, output = (Endpoints(coding, self._ranks) for coding in self._codings)
@@ -177,84 +186,99 @@ class PipeFusion(CountedCalls):
         every = list(enumerate(self._patches))
         return every if self._turn is None else [every[self._turn]]
 
-    def _message(self, streams: Mapping[str, Tensor], patch: TokenPatch) -> Tensor:
-        """Return the tokens of a patch, and the text's, of all streams together [B, tokens, d]."""
-        if self._turn is not None:
-            return torch.cat(list(streams.values()), 1)
-        parts = [x if name == TEXT else taken(x, patch, self._layout, 1) for name, x in streams.items()]
-        return torch.cat(parts, 1)
+    @property
+    def _ends_call(self) -> bool:
+        return self._turn in (None, len(self._patches) - 1)
+
+    def _streams(self, patch: TokenPatch) -> PatchStreams:
+        return PatchStreams(patch, self._layout, self._plan.beside, self._turn is not None)
 
     def _taken(self, streams: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Return the streams as the rank before has left them, those of all patches put together."""
         found = {name: torch.empty_like(x) for name, x in streams.items()}
-        like = next(iter(streams.values()))
+        like, before = next(iter(streams.values())), self._ranks[self._place - 1]
         for m, patch in self._turned():
-            parts = {name: self._length(name, x, patch) for name, x in streams.items()}
-            shape = (like.shape[0], sum(parts.values()), like.shape[2])
-            both = self._received(self._ranks[self._place - 1], m, TensorKind.HIDDEN, shape, like)
-            for (name, x), part in zip(found.items(), both.split(list(parts.values()), 1), strict=True):
-                self._place_part(name, x, part, patch)
+            ours = self._streams(patch)
+            shapes = ours.shapes(streams)
+            ours.put(found, self._received(before, m, TensorKind.HIDDEN, shapes, like))
         return found
 
-    def _length(self, name: str, x: Tensor, patch: TokenPatch) -> int:
-        """Return how many tokens of a stream come with a patch."""
-        if name == TEXT or self._turn is not None:
-            return x.shape[1]
-        return x.shape[1] - self._tokens + patch.tokens
-
-    def _place_part(self, name: str, x: Tensor, part: Tensor, patch: TokenPatch) -> None:
-        if name == TEXT or self._turn is not None:
-            x.copy_(part)
-        else:
-            renew(x, part, patch, self._layout, 1)
-
     def _output(self, m: int, shape: tuple[int, ...], like: Tensor) -> Tensor:
-        return self._received(self._ranks[-1], m, TensorKind.OUTPUT, shape, like)
+        rows = (1, math.prod(shape[:-1]), shape[-1])
+        [x] = self._received(self._ranks[-1], m, TensorKind.OUTPUT, [rows], like)
+        return x.reshape(shape)
 
-    def _alike(self, x: Tensor, patch: TokenPatch) -> int:
-        """Return in how many frames the tokens of a patch are, if whole ones and nothing else."""
+    def _send_output(self, m: int, x: Tensor) -> Tensor:
+        [x_hat] = self._send(m, TensorKind.OUTPUT, [x.reshape(1, -1, x.shape[-1])])
+        return x_hat.reshape(x.shape).to(x.dtype, copy=True)
+
+    def _alike(self, streams: Mapping[str, Tensor], patch: TokenPatch) -> int:
+        """Return in how many frames the tokens of a patch are, if in whole ones."""
         each = self._tokens // self._frames if self._frames and self._division.chained else 0
         if self._division.over == SPACE:
             each = each and patch.tokens // self._frames
-        whole = each and x.shape[1] == patch.tokens and patch.tokens % each == 0
-        return x.shape[0] * patch.tokens // each if whole else 1
+        batch = next(iter(streams.values())).shape[0]
+        return batch * patch.tokens // each if each and patch.tokens % each == 0 else 1
 
-    def _send(self, m: int, kind: TensorKind, x: Tensor, frames: int = 1) -> Tensor:
-        """Send a tensor; return what the others will decode."""
-        start, ends = perf_counter(), self._ends[kind]
-        key, step = self._key(kind, m, self._rank).pack(), self._step(kind, m)
-        packet, x_hat = ends.encode(x.reshape(1, -1, x.shape[-1]), [key], self._call.step, frames)
-        begun = RankMessage(key, self._inputs, [packet]).packing()
+    def _send(self, m: int, kind: TensorKind, parts: Sequence[Tensor], frames: int = 1) -> list[Tensor]:
+        """Send tensors [1, rows, width], the first one of so many frames; return what others will decode."""
+        start, ends, step = perf_counter(), self._ends[kind], self._step(kind, m)
+        packets, decoded = [], []
+        for i, x in enumerate(parts):
+            keys = [self._key(kind, m + i * _BESIDE, self._rank).pack()]
+            packet, x_hat = ends.encode(x, keys, self._call.step, 1 if i else frames)
+            packets.append(packet)
+            decoded.append(x_hat)
+            if ends.remember:
+                sent = dict.fromkeys(self._next, SentValues(ends, x_hat, keys))
+                self._repairs.keep(step + i * _BESIDE, sent)
+        begun = RankMessage(self._key(kind, m, self._rank).pack(), self._inputs, packets).packing()
         self.tally.code_s += perf_counter() - start
-        if ends.remember:
-            self._repairs.keep(step, dict.fromkeys(self._next, SentValues(ends, x_hat, [key])))
 
         def send() -> None:
             body = begun()
             self._exchange.hand_over(step, dict.fromkeys(self._next, body))
             self.tally.count(kind, len(body) * len(self._next))
 
-        self._lane.do(device_of([packet]), send)
+        self._lane.do(device_of(packets), send)
         self.tally.exchanges += 1
-        return x_hat.reshape(x.shape).to(x.dtype, copy=True)
+        return decoded
 
-    def _received(self, rank: int, m: int, kind: TensorKind, shape: tuple[int, ...], like: Tensor) -> Tensor:
+    def _received(
+        self, rank: int, m: int, kind: TensorKind, shapes: Sequence[tuple[int, ...]], like: Tensor
+    ) -> list[Tensor]:
         start = perf_counter()
         found = self._awaited(rank, kind, m)
         came = perf_counter()
         self.tally.wait_s += came - start
-        key, step = self._key(kind, m, rank), self._step(kind, m)
-        check(rank, found.message, Posted(step, f"patch {m}", key, self._inputs, 1), self._inquiry)
+        due = Posted(self._step(kind, m), f"patch {m}", self._key(kind, m, rank), self._inputs, len(shapes))
+        check(rank, found.message, due, self._inquiry)
         self._arrivals.begin(like.device)
-        ends, keys, rows = self._ends[kind], [key.pack()], (1, shape[0] * shape[1], shape[2])
-        [packet] = self._arrivals.take(found, like.device)
+        packets = self._arrivals.take(found, like.device)
+        every = [
+            self._decoded(rank, m + i * _BESIDE, kind, packet, shape, like)
+            for i, (packet, shape) in enumerate(zip(packets, shapes, strict=True))
+        ]
+        self.tally.code_s += perf_counter() - came
+        return every
+
+    def _decoded(
+        self,
+        rank: int,
+        slot: int,
+        kind: TensorKind,
+        packet: Packet | None,
+        shape: tuple[int, ...],
+        like: Tensor,
+    ) -> Tensor:
+        ends, keys = self._ends[kind], [self._key(kind, slot, rank).pack()]
         try:
-            x = ends.decode(rank, packet, keys, [rows], like, self._questions)
+            x = ends.decode(rank, packet, keys, [shape], like, self._questions)
         except DesyncError:
             self.tally.repairs += 1
-            x = ends.replace(rank, self._repairs.ask(rank, step, like.device), keys, [rows], like)
-        self.tally.code_s += perf_counter() - came
-        return x.reshape(shape).to(like.dtype, copy=True)
+            whole = self._repairs.ask(rank, self._step(kind, slot), like.device)
+            x = ends.replace(rank, whole, keys, [shape], like)
+        return x.to(like.dtype, copy=True)
 
     def _awaited(self, rank: int, kind: TensorKind, m: int) -> Arrived:
         """Return a message; where none comes, tell those who wait for this rank whom it waited for."""
@@ -283,7 +307,7 @@ class PipeFusion(CountedCalls):
 
     def _stop(self, call: int, stop: RankMessage) -> None:
         body = stop.pack()
-        for m in range(self._division.patches):
+        for m in (*range(self._division.patches), _SHARED):
             self._exchange.scatter(call + self._slot(self._sends, m), dict.fromkeys(self._next, body))
 
     @property

@@ -30,6 +30,7 @@ from thinwire.uses.pictures.diffusers_names.pipe_plans import (
     patch_split,
     pipe_plan_of,
 )
+from thinwire.uses.pictures.diffusers_names.plan_entries import SharedOutput
 from thinwire.uses.pictures.diffusers_names.plans import SplitPlan, Whole, modules_of, whole_of
 from thinwire.uses.pictures.diffusers_names.tested_version import Hook, check_host
 
@@ -53,8 +54,12 @@ class PipedForward(Protocol):
         """Say whether this is a later patch of the same call."""
         ...
 
+    def share(self, x: Tensor) -> Tensor:
+        """Return an output that the last rank alone has."""
+        ...
 
-_NAMES = ("cut", "attend", "join", "at_block", "owns", "done", "again")
+
+_NAMES = ("cut", "attend", "join", "at_block", "owns", "done", "again", "share")
 
 
 @contextmanager
@@ -87,7 +92,8 @@ def _cuts(model: nn.Module, session: Any, split: SplitPlan) -> Iterator[tuple[nn
             continue
         for part in modules_of(model, path):
             kind: Callable[..., Hook] = SplitHook if isinstance(entries, Mapping) else JoinHook
-            yield part, kind(session, entries), path
+            made = SharedHook(session) if isinstance(entries, SharedOutput) else kind(session, entries)
+            yield part, made, path
 
 
 class PipedCalls(Instead):
@@ -137,6 +143,16 @@ class OnceHook(Hook):
         if not self._session.again():
             self._made = self.fn_ref.original_forward(*args, **kwargs)
         return self._made
+
+
+class SharedHook(Hook):
+    """Return on all ranks what the last one has made."""
+
+    def __init__(self, session: Any) -> None:
+        self._session = session
+
+    def post_forward(self, module: nn.Module, output: Any) -> Any:
+        return self._session.share(output)
 
 
 def signature_of(module: nn.Module) -> inspect.Signature:

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from thinwire.types import InputError, require
+from thinwire.uses.pictures.diffusers_names.plan_entries import SharedOutput
 from thinwire.uses.pictures.diffusers_names.plans import (
     SplitInput,
     SplitPlan,
@@ -23,7 +24,7 @@ from thinwire.uses.pictures.diffusers_names.plans import (
     plan_of,
 )
 
-HIDDEN, TEXT = "hidden_states", "encoder_hidden_states"
+HIDDEN, TEXT, SOUND = "hidden_states", "encoder_hidden_states", "audio_hidden_states"
 _TEXTS = {"text", TEXT, "txt_ids", "encoder_attention_mask", "encoder_hidden_states_mask", "attention_mask"}
 
 
@@ -39,8 +40,9 @@ class BlockList:
 class PipePlan:
     """How the blocks and tokens of a family are cut.
 
-    ``more``: what is added to how tokens are cut, or None for what is not cut. ``once``: modules before the
-    blocks whose output all patches of a step have in common.
+    ``more``: what is added to how tokens are cut, or None for what is not cut. ``beside``: the streams that
+    go whole with each patch. ``once``: modules before the blocks whose output all patches of a step have in
+    common.
     ``text_after``: whether attention has the text's keys behind the picture's. ``never``: inputs that do not
     go with patches. ``frames``: in how many frames a call's tokens are. ``divided``: whether a rank can do
     without the weights of others' blocks.
@@ -48,6 +50,7 @@ class PipePlan:
 
     lists: tuple[BlockList, ...]
     more: SplitPlan = field(default_factory=dict)
+    beside: tuple[str, ...] = (TEXT,)
     once: tuple[str, ...] = ()
     text_after: bool = False
     never: tuple[str, ...] = ()
@@ -99,7 +102,7 @@ def patch_split(model: nn.Module, given: SplitPlan | None = None) -> SplitPlan:
     found = given or {path: _without_text(entries) for path, entries in plan_of(model).items()}
     for path, entries in own.more.items():
         found = {**found, path: _both(found.get(path), entries)}
-    return {path: entries for path, entries in found.items() if entries != {}}
+    return {path: entries for path, entries in found.items() if entries not in ({}, None)}
 
 
 def _both(known: Any, more: Any) -> Any:
@@ -134,6 +137,8 @@ _ALONE = PipePlan((BlockList(_DOUBLE, HIDDEN),))  # its text stays as it is
 _MASKED = PipePlan(  # its mask is of the picture's own tokens
     (BlockList(_DOUBLE, HIDDEN),), more={f"{_DOUBLE}.*": {"attention_mask": SplitInput(-1, 3)}}
 )
+_BESIDE_SOUND = (TEXT, "encoder_attention_mask", "timestep")  # inputs that sound has as well
+_OF_WHOLE_KEYS = ("attn2", "audio_attn1", "audio_attn2", "audio_to_video_attn")
 _WAN = PipePlan((BlockList("blocks", HIDDEN),), frames=_frames(2, "patch_size"))
 
 PIPES: dict[str, PipePlan] = {
@@ -177,8 +182,37 @@ PIPES: dict[str, PipePlan] = {
         more={f"{_DOUBLE}.*.attn2": Whole()},
         frames=lambda model, inputs: inputs.get("num_frames") or 0,
     ),
+    "LTX2VideoTransformer3DModel": PipePlan(  # its sound goes whole with each patch
+        (BlockList(_DOUBLE, (HIDDEN, SOUND)),),
+        more={
+            "": dict.fromkeys((SOUND, *(f"audio_{name}" for name in _BESIDE_SOUND))),
+            **dict.fromkeys(("audio_rope", "cross_attn_audio_rope")),
+            "audio_proj_out": SharedOutput(),
+            **{f"{_DOUBLE}.*.{part}": Whole() for part in _OF_WHOLE_KEYS},
+        },
+        beside=(SOUND,),
+        frames=lambda model, inputs: inputs.get("num_frames") or 0,
+    ),
     "CogVideoXTransformer3DModel": PipePlan(
         (BlockList(_DOUBLE, _TEXT_LAST),), frames=_frames(1, "patch_size_t")
+    ),
+    "HunyuanImageTransformer2DModel": PipePlan(
+        (BlockList(_DOUBLE, _TEXT_LAST), BlockList(_SINGLE, _TEXT_LAST)),
+        once=("context_embedder",),
+        text_after=True,
+    ),
+    "MochiTransformer3DModel": PipePlan((BlockList(_DOUBLE, _TEXT_LAST),), text_after=True),
+    "PRXTransformer2DModel": PipePlan((BlockList("blocks", HIDDEN),)),
+    "GlmImageTransformer2DModel": _TEXT_FIRST,
+    "Krea2Transformer2DModel": PipePlan((BlockList(_DOUBLE, HIDDEN),), once=("text_fusion",)),
+    "JoyImageEditTransformer3DModel": PipePlan((BlockList("double_blocks", _TEXT_LAST),), text_after=True),
+    "JoyImageEditPlusTransformer3DModel": PipePlan(
+        (BlockList("double_blocks", _TEXT_LAST),), text_after=True
+    ),
+    "AnyFlowTransformer3DModel": PipePlan((BlockList("blocks", HIDDEN),)),
+    "StableAudio3DiTModel": PipePlan((BlockList(_DOUBLE, HIDDEN),)),
+    "Kandinsky5Transformer3DModel": PipePlan(
+        (BlockList("visual_transformer_blocks", "visual_embed"),), once=("text_transformer_blocks.*",)
     ),
     "ZImageTransformer2DModel": PipePlan(  # one sequence of picture and text, which is cut as a whole
         (BlockList("layers", "x"),),

@@ -38,6 +38,11 @@ class JoinOutput:
 
 
 @dataclass(frozen=True)
+class SharedOutput:
+    """An output of what goes whole with each patch: in mode pipe the last rank alone has it."""
+
+
+@dataclass(frozen=True)
 class Whole:
     """A module whose attention is over keys that every rank has, such as a text's that is not split."""
 
