@@ -264,6 +264,12 @@ class Repairs:
         for rank, peer in self._peers.items():
             peer.mailbox.on(self._tag("again"), partial(self._answer, rank, peer))
 
+    def await_of_each(self, due: int) -> None:
+        """Keep so many exchanges from now on."""
+        if due != self._due:
+            with self._lock:
+                self._due, self._kept = due, deque(self._kept, maxlen=due + 1)
+
     def keep(self, step: int, kept: Mapping[int, SentValues]) -> None:
         """Remember what is sent in an exchange, by rank, should a peer ask for it."""
         with self._lock:

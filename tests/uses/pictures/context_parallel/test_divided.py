@@ -82,6 +82,7 @@ def test_a_picture_by_parts_is_that_of_whole_models(ranks: Meshes, tmp_path: Pat
 
 
 @pytest.mark.filterwarnings("ignore:.*FluxPosEmbed:FutureWarning")  # of Chroma, by diffusers
+@pytest.mark.filterwarnings("ignore:In CPU autocast:UserWarning")  # of Mochi, by diffusers
 @each("name", [name for name in CUT if "," not in name and name != "DiT"])
 def test_each_family_runs_by_parts(ranks: Meshes, tmp_path: Path, name: str) -> None:
     make, draw = HOSTS[name]

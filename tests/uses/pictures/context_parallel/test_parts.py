@@ -12,6 +12,7 @@ from thinwire.codecs import Cast
 from thinwire.types import InputError, PayloadError
 from thinwire.uses.pictures.coding import Coding, Endpoints, mask_in, mask_packet
 from thinwire.uses.pictures.context_parallel.attention import attended, divisible, merged
+from thinwire.uses.pictures.context_parallel.patches import suited
 from thinwire.uses.pictures.context_parallel.recipes import ATTENTION, DIFFUSION, OUTPUT
 from thinwire.uses.pictures.context_parallel.sharding import TokenShares
 from thinwire.uses.pictures.diffusers_names.interfaces import Attention
@@ -156,3 +157,14 @@ def test_keys_in_parts_are_attended_to_as_whole(large: float, scale: float | Non
 def test_keys_with_a_mask_come_whole() -> None:
     x, mask = torch.zeros(1, 4, 2, 8), torch.ones(1, 4, dtype=torch.bool)
     assert divisible(Attention(x, x, x, None)) and not divisible(Attention(x, x, x, mask))
+
+
+@pytest.mark.parametrize("ranks", [2, 3, 8])
+@pytest.mark.parametrize("beside", [0, 512])
+def test_no_other_number_of_patches_makes_a_step_shorter(ranks: int, beside: int) -> None:
+    def lasts(patches: int) -> float:
+        return (patches + ranks - 1) * (8192 / patches + beside + 128)
+
+    best = suited(8192, beside, ranks)
+    assert lasts(best) <= 1.02 * min(map(lasts, range(ranks, 65)))
+    assert suited(10**8, beside, ranks) == 64 and suited(3, beside, 8) == 3

@@ -15,6 +15,7 @@ from torch import Tensor, nn
 import thinwire
 from thinwire.types import InputError, LinkError
 from thinwire.uses.pictures.agreement import Parallel
+from thinwire.uses.pictures.context_parallel import pipefusion
 
 pytest.importorskip("diffusers")
 
@@ -36,11 +37,14 @@ def test_uncoded_it_is_one_device_while_nothing_changes(ranks: Meshes, tokens: i
             assert (x - y).norm() <= 1e-5 * y.norm()
 
 
-def test_the_order_of_patches_is_the_published_one_on_any_number_of_ranks(ranks: Meshes) -> None:
+def test_the_order_of_patches_is_the_published_one_on_any_number_of_ranks(
+    ranks: Meshes, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A patch sees those before it as of this step and those behind it as of the last: on 2 ranks as on 3.
 
     Source: PipeFusion, arXiv 2405.14430.
     """
+    monkeypatch.setattr(pipefusion, "suited", lambda *of: 4)
     model, inputs = flux(singles=4), flux_inputs(64)
     run = lambda own, _: sample(own, inputs, STEPS)  # noqa: E731
     two, three = (on_ranks(ranks[n], model, "raw", run, mode="pipe")[0] for n in (2, 3))
@@ -120,8 +124,8 @@ def test_what_cannot_be_cut_is_refused(ranks: Meshes) -> None:
         on_ranks(ranks[4], flux(), "pipe-fp16", lambda own, _: None)
     with pytest.raises(InputError, match="70 patches are more than the picture's 64 tokens"):
         on_ranks(ranks[2], flux(), "pipe-fp16:patches=70", lambda own, _: sample(own, flux_inputs(64), 1))
-    with pytest.raises(InputError, match=r"patches=0 is not a whole number in 1\.\.1024"):
-        on_ranks(ranks[2], flux(), "pipe-fp16:patches=0", lambda own, _: None)
+    with pytest.raises(InputError, match=r"patches=-1 is not a whole number in 0\.\.1024"):
+        on_ranks(ranks[2], flux(), "pipe-fp16:patches=-1", lambda own, _: None)
 
 
 def test_a_rank_that_leaves_is_named(ranks: Meshes) -> None:

@@ -31,7 +31,7 @@ class Division(Spec):
     """
 
     mode: str = "gather"
-    patches: int = 4  # of mode pipe
+    patches: int = 0  # of mode pipe; 0 is as many as make a step shortest
     overlap: int = 25  # of mode latent: percent of its part by which a rank reaches over each neighbour's
     chained: int = 0  # of mode pipe: 1 codes a video's frames each against the one before
     over: str = TIME  # of mode pipe: whether the patches of a video are frames, or parts of each

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -9,6 +10,8 @@ import torch
 from torch import Tensor
 
 from thinwire.types import InputError, require
+
+_TURN, MOST_SUITED = 128, 64  # what a turn costs, in tokens; the most patches by themselves
 
 
 @dataclass(frozen=True, eq=False)
@@ -34,6 +37,19 @@ class TokenPatch:
             x.narrow(dim, self.places.start, self.tokens).copy_(part)
         else:
             x.index_copy_(dim, self.places.to(x.device), part)
+
+
+def suited(tokens: int, beside: int, ranks: int) -> int:
+    """Return into how many patches ``tokens`` are cut so that a step takes least time, and 64 at most.
+
+    A step has ``patches + ranks - 1`` turns, each of a patch, of the tokens ``beside`` it, and of what a turn
+    costs by itself, as much as 128 tokens [derived, and a guess at the last].
+
+    >>> suited(32_760, 0, ranks=2), suited(32_760, 0, ranks=4), suited(4096, 512, ranks=2)
+    (16, 28, 3)
+    """
+    least = round(math.sqrt((ranks - 1) * tokens / (beside + _TURN)))
+    return max(1, min(max(least, ranks), MOST_SUITED, tokens))
 
 
 class Patches(Sequence[TokenPatch]):

@@ -26,7 +26,7 @@ from thinwire.uses.pictures.context_parallel.divided.block_ranges import ranges_
 from thinwire.uses.pictures.context_parallel.kept_keys import KeptKeys, TokenLayout
 from thinwire.uses.pictures.context_parallel.modes import SPACE, Division
 from thinwire.uses.pictures.context_parallel.patch_streams import PatchStreams
-from thinwire.uses.pictures.context_parallel.patches import Patches, TokenPatch
+from thinwire.uses.pictures.context_parallel.patches import MOST_SUITED, Patches, TokenPatch, suited
 from thinwire.uses.pictures.diffusers_names.block_hooks import piped
 from thinwire.uses.pictures.diffusers_names.interfaces import Attention, Given, Stock
 from thinwire.uses.pictures.diffusers_names.pipe_plans import blocks_of, pipe_plan_of
@@ -57,7 +57,7 @@ class PipeFusion(CountedCalls):
         self._rank, self._ranks = exchange.rank, exchange.ranks
         self._place = self._ranks.index(self._rank)
         self._last = self._place == len(self._ranks) - 1
-        self._repairs = Repairs(exchange, deadline, due=2 * division.patches + 1)
+        self._repairs = Repairs(exchange, deadline)
         self._codings, self._lane = (attention, output), SendLane(self._abandon)
         self._questions, self._arrivals = Questions(), Arrivals(exchange)
         self._warmup = max(1, attention.warmup)
@@ -66,7 +66,9 @@ class PipeFusion(CountedCalls):
     def attached(self, model: nn.Module, plan: SplitPlan | None = None) -> AbstractContextManager[None]:
         """Let the calls of ``model`` pass through the ranks inside the block."""
         self._plan, self._model = pipe_plan_of(model), model
-        self._own = ranges_of(model, blocks_of(model), len(self._ranks))[self._place]
+        blocks = blocks_of(model)
+        self._own = ranges_of(model, blocks, len(self._ranks))[self._place]
+        self._streams_beside = {name for block in blocks for name in block.streams} & set(self._plan.beside)
         return piped(model, self, self, plan)
 
     def leave(self, cause: BaseException | None = None) -> None:
@@ -84,8 +86,10 @@ class PipeFusion(CountedCalls):
         self._begin(given, shapes_of(inputs), seen.time)
         self._inputs = self._inquiry.note(self.clock.generation, seen.sums)
         self._frames = self._plan.frames(self._model, inputs)
+        beside = [inputs.get(name) for name in self._streams_beside]
+        self._beside = sum(x.shape[1] for x in beside if isinstance(x, Tensor))
         self._cuts, self._outputs = None, []
-        turns = [None] if self._call.step < self._warmup else range(self._division.patches)
+        turns = [None] if self._call.step < self._warmup else range(self._number)
         for self._turn in turns:  # of a patch, or of all
             made = compute()
         text = f"{type(self._model).__name__} has joined no output; use mode one"
@@ -100,13 +104,20 @@ class PipeFusion(CountedCalls):
     def cut(self, name: str, x: Tensor, dim: int, of: Sequence[str] = ()) -> Tensor:
         """Return this turn's tokens of an input; one that has other tokens than ``of`` stays whole."""
         if self._cuts is None and not of:
-            frames = self._frames if self._division.over == SPACE else 0
-            self._cuts = Patches(x.shape[dim], self._division.patches, frames)
+            self._cuts = self._cut_up(x.shape[dim])
         if self._cuts is None or (of and x.shape[dim] != self._cuts.tokens):
             return x
         text = f"{name} has {x.shape[dim]} tokens where others have {self._cuts.tokens}; use mode gather"
         require(x.shape[dim] == self._cuts.tokens, InputError, text)
         return x if self._turn is None else self._cuts[self._turn].take(x, dim)
+
+    def _cut_up(self, tokens: int) -> Patches:
+        """Return the patches of a call, as many as in the first one of its picture."""
+        frames = self._frames if self._division.over == SPACE else 0
+        best = min(suited(tokens, self._beside, len(self._ranks)), tokens // (frames or 1))
+        self._number = self._number or self._division.patches or best
+        self._repairs.await_of_each(2 * self._number + 1)  # two packets a patch, and the output
+        return Patches(tokens, self._number, frames)
 
     def again(self) -> bool:
         """Say whether this is a later patch of the same call."""
@@ -165,7 +176,7 @@ class PipeFusion(CountedCalls):
     def _forget(self) -> None:
         hidden, output = (Endpoints(coding, self._ranks) for coding in self._codings)
         self._ends = {TensorKind.HIDDEN: hidden, TensorKind.OUTPUT: output}
-        self._kept, self._calls = KeptKeys(), 0
+        self._kept, self._calls, self._number = KeptKeys(), 0, 0
 
     @property
     def _patches(self) -> Patches:
@@ -307,7 +318,7 @@ class PipeFusion(CountedCalls):
 
     def _stop(self, call: int, stop: RankMessage) -> None:
         body = stop.pack()
-        for m in (*range(self._division.patches), _SHARED):
+        for m in (*range(self._number or MOST_SUITED), _SHARED):
             self._exchange.scatter(call + self._slot(self._sends, m), dict.fromkeys(self._next, body))
 
     @property
@@ -331,4 +342,4 @@ class PipeFusion(CountedCalls):
     _turn: int | None = None  # which patch, or all
     _block, _attention, _heard = 0, 0, False  # of the block that runs
     _cuts: Patches | None = None
-    _frames = 0
+    _frames, _beside, _number = 0, 0, 0  # of the tokens; beside each patch; of patches

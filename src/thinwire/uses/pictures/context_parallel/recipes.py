@@ -37,7 +37,7 @@ BITS = Parameter("the bits of a value of a residual", 1, 2)
 WARMUP = Parameter("how many steps at first wait for all, in 8 or 16 bits", 1, MAX_WARMUP)
 EARLY = Parameter("how many steps after those are sent in more bits, 8 at most", 0, MAX_WARMUP)
 ORDER = Parameter("whether residuals are of values, or of their change from step to step", 1, 2)
-PATCHES = Parameter("into how many parts the picture is cut", 1, MOST_PATCHES)
+PATCHES = Parameter("into how many parts the picture is cut; 0 chooses by its size", 0, MOST_PATCHES)
 OVER = Parameter("whether a video's patches are some of its frames, or a part of each", choices=(TIME, SPACE))
 CHAIN = Parameter("whether each frame's residual is coded against that of the frame before: 1 or 0", 0, 1)
 OVERLAP = Parameter("the percent of its part by which a rank reaches over each neighbour's", 0, 100)
@@ -143,7 +143,7 @@ def guidance() -> Made:
 )
 def pipe_fp16(
     warmup: Annotated[int, WARMUP] = 1,
-    patches: Annotated[int, PATCHES] = 4,
+    patches: Annotated[int, PATCHES] = 0,
     over: Annotated[str, OVER] = TIME,
 ) -> Made:
     """Send the hidden states of patches, and outputs, as float16.
@@ -160,7 +160,7 @@ def pipe_fp16(
 def compact_pipe(
     bits: Annotated[int, PIPE_BITS] = 4,
     warmup: Annotated[int, WARMUP] = 1,
-    patches: Annotated[int, PATCHES] = 4,
+    patches: Annotated[int, PATCHES] = 0,
     order: Annotated[int, ORDER] = 2,
     early: Annotated[int, EARLY] = 5,
     over: Annotated[str, OVER] = TIME,

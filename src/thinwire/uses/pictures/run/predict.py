@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from thinwire.codecs import Codec
 from thinwire.types import WRONG_VALUES, TensorSpec
 from thinwire.uses.pictures.coding import Coding
+from thinwire.uses.pictures.context_parallel.patches import suited
 from thinwire.uses.pictures.context_parallel.recipes import (
     ATTENTION,
     DIFFUSION,
@@ -15,6 +16,7 @@ from thinwire.uses.pictures.context_parallel.recipes import (
     parse_diffusion_recipe,
 )
 from thinwire.uses.pictures.run.options import AUTO, BATCH, GUIDANCE, ONE, PicturesConfig
+from thinwire.uses.pictures.run.sheets import Sheet
 
 HALF = 16  # bits of float16
 TOKENS, WIDTH = 1024, 192  # of a tensor by which the bits of a code are told
@@ -69,7 +71,10 @@ def step_seconds(
     nbytes = (crossing.nbytes - crossing.output_nbytes) * attention + crossing.output_nbytes * output
     compute, wire = forwards * machine.forward / ranks, nbytes / machine.rate
     if mode == "pipe":  # the last rank waits for the first patch to come through, and all for the last one
-        return compute * (division.patches + ranks - 1) / division.patches + wire + 2 * machine.delay
+        scene = config.scene
+        words = scene.garments if isinstance(scene, Sheet) else 0
+        patches = division.patches or suited(scene.tokens, words, ranks)
+        return compute * (patches + ranks - 1) / patches + wire + 2 * machine.delay
     if mode == "displaced":  # messages travel beside compute
         return max(compute, wire) + machine.delay
     return compute + wire + crossing.exchanges * machine.delay
