@@ -111,7 +111,7 @@ def test_an_aborted_picture_leaves_nothing_to_the_next(ranks: Meshes) -> None:
         assert db(made, wanted) > 50
 
 
-@pytest.mark.parametrize("name", ["Wan-VACE", "MiniMax-H3"])
+@pytest.mark.parametrize("name", ["Helios", "MiniMax-H3"])
 def test_models_without_an_entry_are_refused_by_name(ranks: Meshes, name: str) -> None:
     model = HOSTS[name][0]()
     words = f"mode pipe does not know where to cut a {type(model).__name__}; use mode gather"

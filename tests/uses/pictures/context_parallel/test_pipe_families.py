@@ -71,6 +71,8 @@ CUT = (
     "LTX-Video",
     "LTX-Video, from a picture",
     "LTX-2",
+    "Wan-VACE",
+    "HunyuanVideo Framepack",
     "Mochi",
     "Kandinsky 5",
     "AnyFlow",

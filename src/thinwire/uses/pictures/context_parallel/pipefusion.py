@@ -129,7 +129,7 @@ class PipeFusion(CountedCalls):
 
     def at_block(self, number: int, streams: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Take the streams from the rank before, or hand them on to the next, where its blocks begin."""
-        self._block, self._attention, self._heard = number, 0, False
+        self.begin_block(number)
         if number == self._own.start and self._place:
             return self._taken(streams)
         if number == self._own.stop:
@@ -137,6 +137,10 @@ class PipeFusion(CountedCalls):
                 parts, frames = self._streams(patch).parts(streams), self._alike(streams, patch)
                 self._send(m, TensorKind.HIDDEN, parts, frames)
         return streams
+
+    def begin_block(self, number: int) -> None:
+        """Note that a block begins."""
+        self._block, self._attention, self._heard = number, 0, False
 
     def done(self, number: int) -> None:
         """Refuse a block whose attention was to this patch alone."""

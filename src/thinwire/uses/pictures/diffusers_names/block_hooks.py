@@ -42,6 +42,10 @@ class PipedForward(Protocol):
         """Return what a block takes: at the first one of a rank, what the rank before has sent."""
         ...
 
+    def begin_block(self, number: int) -> None:
+        """Note that a block begins."""
+        ...
+
     def owns(self, number: int) -> bool:
         """Say whether a block is this rank's."""
         ...
@@ -59,7 +63,7 @@ class PipedForward(Protocol):
         ...
 
 
-_NAMES = ("cut", "attend", "join", "at_block", "owns", "done", "again", "share")
+_NAMES = ("cut", "attend", "join", "at_block", "begin_block", "owns", "done", "again", "share")
 
 
 @contextmanager
@@ -77,6 +81,9 @@ def piped(
         undo.enter_context(listening(model, own, whole_of(model, split)))
         for number, block in enumerate(blocks):
             undo.callback(hooked(block.module, BlockHook(own, number, block), "pipe"))
+        extra = (part for path in plan.everywhere for part in modules_of(model, path))
+        for number, part in enumerate(extra, len(blocks)):
+            undo.callback(hooked(part, EachRankHook(own, number), "pipe"))
         for path in plan.once:
             for part in modules_of(model, path):
                 undo.callback(hooked(part, OnceHook(own), "once"))
@@ -131,6 +138,17 @@ class BlockHook(Hook):
         made = self.fn_ref.original_forward(*bound.args, **bound.kwargs)
         self._session.done(self._number)
         return made
+
+
+class EachRankHook(Hook):
+    """Run a block that each rank has, and which attends as the others do."""
+
+    def __init__(self, session: Any, number: int) -> None:
+        self._session, self._number = session, number
+
+    def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], Any]:
+        self._session.begin_block(self._number)
+        return args, kwargs
 
 
 class OnceHook(Hook):

@@ -40,9 +40,9 @@ class BlockList:
 class PipePlan:
     """How the blocks and tokens of a family are cut.
 
-    ``more``: what is added to how tokens are cut, or None for what is not cut. ``beside``: the streams that
-    go whole with each patch. ``once``: modules before the blocks whose output all patches of a step have in
-    common.
+    ``more``: what is added to how tokens are cut, or None for what is not cut. ``beside``: streams that go
+    whole with each patch. ``everywhere``: blocks beside the lists, which each rank runs. ``once``: modules
+    before the blocks whose output all patches of a step have in common.
     ``text_after``: whether attention has the text's keys behind the picture's. ``never``: inputs that do not
     go with patches. ``frames``: in how many frames a call's tokens are. ``divided``: whether a rank can do
     without the weights of others' blocks.
@@ -51,6 +51,7 @@ class PipePlan:
     lists: tuple[BlockList, ...]
     more: SplitPlan = field(default_factory=dict)
     beside: tuple[str, ...] = (TEXT,)
+    everywhere: tuple[str, ...] = ()
     once: tuple[str, ...] = ()
     text_after: bool = False
     never: tuple[str, ...] = ()
@@ -166,6 +167,7 @@ PIPES: dict[str, PipePlan] = {
         (BlockList("layers", HIDDEN),), once=("noise_refiner.*", "context_refiner.*")
     ),
     "WanTransformer3DModel": _WAN,
+    "WanVACETransformer3DModel": replace(_WAN, everywhere=("vace_blocks.*",)),
     "SkyReelsV2Transformer3DModel": _WAN,
     "ChronoEditTransformer3DModel": _WAN,
     "HunyuanVideo15Transformer3DModel": PipePlan(
@@ -176,6 +178,11 @@ PIPES: dict[str, PipePlan] = {
         once=("context_embedder",),
         text_after=True,
         frames=_frames(2, "patch_size_t"),
+    ),
+    "HunyuanVideoFramepackTransformer3DModel": PipePlan(
+        (BlockList(_DOUBLE, _TEXT_LAST), BlockList(_SINGLE, _TEXT_LAST)),
+        once=("context_embedder",),
+        text_after=True,
     ),
     "LTXVideoTransformer3DModel": PipePlan(
         (BlockList(_DOUBLE, HIDDEN),),
