@@ -14,9 +14,9 @@ import inspect
 import re
 import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import torch
@@ -25,7 +25,7 @@ from torch.utils._pytree import tree_flatten
 
 import thinwire
 from bench.pictures.experts import Mesh, meshes
-from bench.pictures.tiny import Host, Inputs
+from bench.pictures.tiny import Host, Inputs, drawn
 from bench.pictures.tiny_images import IMAGES
 from bench.pictures.tiny_more import MORE
 from bench.pictures.tiny_videos import VIDEOS
@@ -35,6 +35,7 @@ from thinwire.types import InputError
 
 KEPT = Kept("breadth")
 MODES = ("gather", "ulysses", "displaced", "pipe", "latent", "guidance", "batch")
+LATENT = ("SkyReels-V2", "HunyuanVideo", "ChronoEdit")
 EQUAL = 1e-5  # of the relative error
 Outcome = dict[str, Any]
 
@@ -68,7 +69,16 @@ def hosts() -> dict[str, Host]:
         "HiDream": (hidream, lambda: hidream_inputs([0, 1], 0.5)),
         "NucleusMoE": (nucleus, lambda: nucleus_inputs([0, 1], 0.5)),
     }
-    return {**HOSTS, **IMAGES, **VIDEOS, **MORE, **WHOLE, **experts}
+    return {**HOSTS, **IMAGES, **VIDEOS, **MORE, **WHOLE, **experts, **_widened(HOSTS)}
+
+
+def _widened(found: dict[str, Host]) -> dict[str, Host]:
+    """Return the videos that mode latent divides, of a size that it can divide."""
+    return {f"{name}, wider": (found[name][0], partial(_wider, found[name][1])) for name in LATENT}
+
+
+def _wider(draw: Callable[[], Inputs]) -> Inputs:
+    return draw() | {"hidden_states": drawn(1, 4, 3, 6, 10)}
 
 
 @cache
