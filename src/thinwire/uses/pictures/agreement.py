@@ -157,7 +157,10 @@ def agree(
     mailboxes = [peer.mailbox for peer in exchange.peers.values()]
     ended = list(_ENDED.get(mailboxes[0], []))
     packets = [json.dumps({**own, **(held or {})}).encode(), *([] if drawn is None else [drawn])]
-    exchange.post(0, RankMessage(packets=packets).pack())
+    said = RankMessage(packets=packets).pack()
+    for rank in exchange.peers:
+        with suppress(LinkError):  # one that has left may have said why, which is read below
+            exchange.scatter(0, {rank: said})
     first = drawn if exchange.rank == min(exchange.ranks) else None
     for rank, data in exchange.collect(0, deadline, "what its model is", is_last).items():
         message = RankMessage.unpack(data)

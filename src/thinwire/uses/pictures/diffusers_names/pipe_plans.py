@@ -120,11 +120,14 @@ def _without_text(entries: Any) -> Any:
 
 
 def _frames(axis: int, setting: str) -> Callable[[Any, Mapping[str, Any]], int]:
-    """Count the frames along an axis of the hidden states, some of which a setting makes one."""
+    """Count the frames along an axis of the hidden states, some of which a setting makes one.
+
+    As embeddings count them: what is left over is dropped.
+    """
 
     def count(model: Any, inputs: Mapping[str, Any]) -> int:
         size = getattr(model.config, setting)
-        return -(-inputs[HIDDEN].shape[axis] // ((size[0] if isinstance(size, Sequence) else size) or 1))
+        return int(inputs[HIDDEN].shape[axis] // ((size[0] if isinstance(size, Sequence) else size) or 1))
 
     return count
 
