@@ -1,4 +1,4 @@
-"""Clips that do not go as they should: sizes that patches do not divide, ranks that fail, lines that are cut."""
+"""Clips that do not go as they should: sizes that patches do not divide, ranks that fail, cut lines."""
 
 from __future__ import annotations
 
