@@ -25,7 +25,7 @@ from thinwire.uses.pictures.run.video.wan_fashion import load
 KEPT = Kept("over_time")
 CLIP, STEPS, BLOCK = Clip(16, 64, 64), 28, 2
 SEEDS = range(2)
-CODECS: dict[int, Codec] = {4: Uniform(4, group=64), 3: Uniform(3, group=64), 2: RankOne(2)}
+CODECS: dict[int, Codec] = {bits: RankOne(bits) for bits in (4, 3, 2)}
 FIRST = Uniform(8, group=64)
 STEP, CHAIN, MIXED = "step", "step, then frame", "step, frames mixed"
 WAYS = (STEP, CHAIN, MIXED)

@@ -59,6 +59,8 @@ CASES: list[tuple[Codec, tuple[int, ...], torch.dtype]] = [
     (RankOne(), (2, 5, 24), BF16),
     (RankOne(), (7,), F32),
     (RankOne(2), (2, 33, 8), F16),
+    (RankOne(3), (2, 33, 8), F32),
+    (RankOne(4), (2, 5, 24), BF16),
     (DeadZone(3e-4, 0.5, "one"), (2, 600), F32),
     (DeadZone(0.7, 0.5, "one", dither=True), (3, 51), BF16),
     (DeadZone(0.4, unit="tensor"), (4, 32), F16),

@@ -101,7 +101,7 @@ EXAMPLES: dict[str, list[Codec]] = {
         TileAdaptive(tile=16, high=8, low=2, share=0.5),
         TileAdaptive(tile=4, share=0.0, threshold=1.0),
     ],
-    "RankOne": [RankOne(), RankOne(bits=2)],
+    "RankOne": [RankOne(), RankOne(bits=2), RankOne(bits=3), RankOne(bits=4)],
     "LowRank": [LowRank(), LowRank(rank=2)],
     "Factors": [Factors(), Factors(rank=2, step=0.3, rest=Raw())],
     "Rows": [Rows(Raw()), Rows(RankOne()), Rows(Uniform(bits=4, group=8))],

@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Sequence
+from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -30,8 +31,8 @@ _TAKES = {
     "quantised": "pnnfffipp",
     "dequantised": "pnnpffip",
     "magnitudes": "pnnnppp",
-    "levelled": "pnnnppfp",
-    "scaled": "pnnnppiffp",
+    "levelled": "pnnnpppip",
+    "scaled": "pnnnpppip",
     "uniform": "ppnnnnfffpuppppp",
     "ununiform": "pppnnnnffppp",
     "sums": "pnnp",
@@ -187,23 +188,32 @@ def magnitudes(x: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
     return (by_row, by_column, exponents) if done == len(x) else None
 
 
-def levelled(x: Tensor, row: Tensor, column: Tensor, edge: float) -> Tensor:
-    """Return the codes of float32 [matrices, rows, width] under its scales: one bit each where ``edge`` is 0.
+def levelled(x: Tensor, row: Tensor, column: Tensor, edges: Sequence[float]) -> Tensor:
+    """Return the codes of float32 [matrices, rows, width] under its scales: levels from the lowest up.
 
-    uint8, as ``x``; ``row`` is float32 [matrices, rows], ``column`` float32 [matrices, width].
+    ``edges`` are between magnitudes, none, 1, 3 or 7. uint8, as ``x``; ``row`` is float32 [matrices, rows],
+    ``column`` float32 [matrices, width].
     """
-    codes = _room(x.numel(), torch.uint8)
-    given = _at(x, torch.float32), *x.shape, *_scales(x, row, column), edge
-    _FUNCTIONS["levelled"](*given, codes.data_ptr())
+    codes, table = _room(x.numel(), torch.uint8), _floats(tuple(edges))
+    given = _at(x, torch.float32), *x.shape, *_scales(x, row, column)
+    _FUNCTIONS["levelled"](*given, table.data_ptr(), len(edges), codes.data_ptr())
     return codes.view(x.shape)
 
 
-def scaled(codes: Tensor, row: Tensor, column: Tensor, levels: tuple[float, ...]) -> Tensor:
-    """Return what ``levelled``'s codes stand for, float32, as ``codes``; ``levels`` are the positive ones."""
-    found = _room(codes.numel(), torch.float32)
+def scaled(codes: Tensor, row: Tensor, column: Tensor, levels: Sequence[float]) -> Tensor:
+    """Return what ``levelled``'s codes stand for, float32, as ``codes``.
+
+    ``levels`` are the positive ones, 1, 2, 4 or 8.
+    """
+    found, table = _room(codes.numel(), torch.float32), _floats(tuple(levels))
     given = _at(codes, torch.uint8), *codes.shape, *_scales(codes, row, column)
-    _FUNCTIONS["scaled"](*given, len(levels), levels[0], levels[-1], found.data_ptr())
+    _FUNCTIONS["scaled"](*given, table.data_ptr(), len(levels), found.data_ptr())
     return found.view(codes.shape)
+
+
+@lru_cache(maxsize=64)
+def _floats(values: tuple[float, ...]) -> Tensor:
+    return torch.tensor(values, dtype=torch.float32, device=_CPU)
 
 
 def uniform(

@@ -224,39 +224,53 @@ FAST int64_t tw_magnitudes(const float *restrict x, size_t matrices, size_t rows
     return (int64_t)matrices;
 }
 
-/* Codes of values that are about a row's scale times a column's: with one bit, 1 for those without a sign; with two, 0
-   to 3 from the lowest level up, the outer ones from edge times the scales on. */
+/* Codes of values that are about a row's scale times a column's, from the lowest level up: a magnitude's level is how
+   many edges times the scales it reaches. There are 0, 1, 3 or 7. */
 FAST int64_t tw_levelled(const float *restrict x, size_t matrices, size_t rows, size_t width,
-                         const float *restrict row, const float *restrict column, float edge, uint8_t *restrict codes)
+                         const float *restrict row, const float *restrict column, const float *restrict edges,
+                         int32_t count, uint8_t *restrict codes)
 {
+    const int32_t half = count + 1;
     for (size_t r = 0; r < matrices * rows; r++, x += width, codes += width) {
-        const float *scale = column + r / rows * width, far = row[r] * edge;
-        if (edge == 0)
-            for (size_t j = 0; j < width; j++) codes[j] = (uint8_t)(as_bits(x[j]) >= 0);
-        else
-            for (size_t j = 0; j < width; j++) {
-                const int32_t bits = as_bits(x[j]), large = (bits & INT32_MAX) >= as_bits(far * scale[j]);
-                codes[j] = (uint8_t)(bits >= 0 ? 2 + large : 1 - large);
-            }
+        const float *scale = column + r / rows * width;
+        memset(codes, 0, width);
+        for (int32_t e = 0; e + 1 < count; e++) {
+            const float far = row[r] * edges[e];
+            for (size_t j = 0; j < width; j++)
+                codes[j] = (uint8_t)(codes[j] + ((as_bits(x[j]) & INT32_MAX) >= as_bits(far * scale[j])));
+        }
+        const float last = count ? row[r] * edges[count - 1] : 0;
+        for (size_t j = 0; j < width; j++) {
+            const int32_t bits = as_bits(x[j]);
+            const int32_t level = codes[j] + (count && (bits & INT32_MAX) >= as_bits(last * scale[j]));
+            codes[j] = (uint8_t)(bits >= 0 ? half + level : half - 1 - level);
+        }
     }
     return 0;
 }
 
-/* What tw_levelled's codes stand for, where the levels of its positive codes are inner and, with two bits, outer. */
+/* What tw_levelled's codes stand for, where the levels of the positive ones, 1 to 8 of them, are given. */
 FAST int64_t tw_scaled(const uint8_t *restrict codes, size_t matrices, size_t rows, size_t width,
-                       const float *restrict row, const float *restrict column, int32_t bits, float inner, float outer,
-                       float *restrict values)
+                       const float *restrict row, const float *restrict column, const float *restrict levels,
+                       int32_t half, float *restrict values)
 {
+    float table[16];
     for (size_t r = 0; r < matrices * rows; r++, codes += width, values += width) {
-        const float *scale = column + r / rows * width, near = row[r] * inner, far = row[r] * outer;
-        if (bits == 1)
+        const float *scale = column + r / rows * width;
+        for (int32_t k = 0; k < half; k++) {
+            table[half + k] = row[r] * levels[k];
+            table[half - 1 - k] = -table[half + k];
+        }
+        if (half == 1)
             for (size_t j = 0; j < width; j++)
-                values[j] = as_float((int32_t)((uint32_t)(codes[j] ^ 1) << 31 | (uint32_t)as_bits(near * scale[j])));
-        else
+                values[j] = as_float((int32_t)((uint32_t)(codes[j] ^ 1) << 31 | (uint32_t)as_bits(table[1] * scale[j])));
+        else if (half == 2)
             for (size_t j = 0; j < width; j++) {
-                const float size = (codes[j] == 0 || codes[j] == 3 ? far : near) * scale[j];
+                const float size = (codes[j] == 0 || codes[j] == 3 ? table[3] : table[2]) * scale[j];
                 values[j] = codes[j] >= 2 ? size : -size;
             }
+        else
+            for (size_t j = 0; j < width; j++) values[j] = table[codes[j] & (2 * half - 1)] * scale[j];
     }
     return 0;
 }

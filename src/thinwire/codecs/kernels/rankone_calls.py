@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
 from thinwire.codecs.kernels import triton_calls
-from thinwire.codecs.kernels.bits import packed_nbytes
+from thinwire.codecs.kernels.bits import packed_nbytes, plane_count
 from thinwire.codecs.kernels.scales import matrices
 from thinwire.types import TensorSpec
 
@@ -20,14 +21,19 @@ _FEW = 1 << 18  # values of a matrix, all of which are looked at for its largest
 
 
 class Levels(NamedTuple):
-    """Levels of a code, and bounds of scales."""
+    """The levels of positive codes, the edges between them, and bounds of scales."""
 
     bits: int
-    edge: float
-    inner: float
-    outer: float
+    edges: tuple[float, ...]
+    levels: tuple[float, ...]
     row: tuple[float, float]
     column: tuple[float, float]
+
+
+@lru_cache(maxsize=64)
+def _table(levels: Levels, device: torch.device) -> Tensor:
+    """Return the edges and levels on a device, float32."""
+    return torch.tensor([*levels.edges, *levels.levels], dtype=torch.float32, device=device)
 
 
 def _sums(x: Tensor, held: Tensor, shape: tuple[int, int, int], against: bool) -> tuple[Tensor, Tensor]:
@@ -78,12 +84,14 @@ def coded(
     )
     restored = torch.empty_like(held) if back else x
     limit = 65504.0 if x.dtype == torch.float16 and not against else 0.0
+    planes = plane_count(levels.bits)
+    m = -(-n // planes)
     triton_calls.launch(
         levelling.levelled,
-        (-(-nbytes // SIZE),),
-        (x, held, restored, packed, stored),
-        (n, nbytes, count * rows, rows * width),
-        (width, SIZE, levels.bits, levels.edge, levels.inner, levels.outer, against, back, limit),
+        (-(-m // SIZE),),
+        (x, held, restored, packed, stored, _table(levels, x.device)),
+        (n, m, count * rows, rows * width),
+        (width, SIZE, levels.bits, planes, against, back, limit),
     )
     parts = packed, stored[: count * rows], stored[count * rows :]
     return parts, restored if back else None, flags[0]
@@ -104,12 +112,13 @@ def values(
     held = restored if reference is None else reference.contiguous()
     flags = torch.zeros(2, dtype=torch.int32, device=device)
     limit = 65504.0 if spec.dtype == torch.float16 and not against else 0.0
-    shape = width, SIZE, levels.bits, levels.inner, levels.outer, *levels.row, *levels.column
+    planes = plane_count(levels.bits)
+    m = -(-spec.numel // planes)
     triton_calls.launch(
         levelling.scaled,
-        (-(-len(packed) // SIZE),),
-        (packed, row, column, held, restored, flags),
-        (spec.numel, len(packed), rows * width),
-        (*shape, against, limit),
+        (-(-m // SIZE),),
+        (packed, row, column, held, restored, flags, _table(levels, device)),
+        (spec.numel, m, rows * width),
+        (width, SIZE, levels.bits, planes, *levels.row, *levels.column, against, limit),
     )
     return restored, flags

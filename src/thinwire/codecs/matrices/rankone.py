@@ -1,4 +1,4 @@
-"""One or two bits a value, times a scale of its row and one of its column: the residuals of attention.
+"""One to four bits a value, times a scale of its row and one of its column: the residuals of attention.
 
 The parts: the codes, packed as in ``thinwire.codecs.kernels.bits``, in the tensor's order; the rows' scales;
 the columns' scales, both bfloat16 and matrix after matrix. A code counts the levels from the lowest.
@@ -22,9 +22,21 @@ from thinwire.types import InputError, Payload, PayloadError, TensorSpec, requir
 from thinwire.verdicts import refuse
 
 # Smallest and largest scale: a product of two is no denormal, and finite also times the largest level.
-_ROWS, _COLUMNS = (2.0**-100, 2.0**100), (2.0**-24, 2.0**24)
-_LEVELS = {1: (1.0,), 2: (9 / 16, 15 / 8)}  # of a Gaussian, in mean magnitudes; a few bits each
-_EDGE = {1: 0.0, 2: 5 / 4}  # from where on a value has the outer level
+_ROWS, _COLUMNS = (2.0**-99, 2.0**100), (2.0**-24, 2.0**24)
+# Of a Gaussian, in mean magnitudes: the best ones (Lloyd 1982, Max 1960) in 8 bits at most, so that their
+# product with two scales is exact. From an edge on a value has the next level.
+_LEVELS = {
+    1: (1.0,),
+    2: (9 / 16, 15 / 8),
+    3: (5 / 16, 15 / 16, 27 / 16, 43 / 16),
+    4: (5 / 32, 31 / 64, 53 / 64, 19 / 16, 25 / 16, 65 / 32, 83 / 32, 55 / 16),
+}
+_EDGES = {
+    1: (),
+    2: (5 / 4,),
+    3: (5 / 8, 21 / 16, 35 / 16),
+    4: (21 / 64, 21 / 32, 1.0, 11 / 8, 29 / 16, 37 / 16, 3.0),
+}
 _PLACES = 20  # bits of the largest magnitude below its first, which the sums of magnitudes count
 
 
@@ -32,16 +44,17 @@ _PLACES = 20  # bits of the largest magnitude below its first, which the sums of
 class RankOne(Spec):
     """Code each value as a level of ``bits`` bits times a scale of its row and a scale of its column.
 
-    With 1 bit the levels are -1 and 1, with 2 bits -15/8, -9/16, 9/16 and 15/8. A row is the values along the
-    last dimension, a column those of one index of it within a sample; in a tensor of two dimensions or fewer,
-    each sample is a row and the columns go over all of them. A row's scale is the mean magnitude of its
-    values, a column's is that of its own over that of all: the magnitudes as a matrix of rank one.
+    With 1 bit the levels are -1 and 1, with 2 bits -15/8, -9/16, 9/16 and 15/8, with 3 and 4 bits the best 8
+    and 16 for a Gaussian. A row is the values along the last dimension, a column those of one index of it
+    within a sample; in a tensor of two dimensions or fewer, each sample is a row and the columns go over all
+    of them. A row's scale is the mean magnitude of its values, a column's is that of its own over that of
+    all: the magnitudes as a matrix of rank one.
 
     A scale has 8 significant bits, so every product is exact in float32, and a sum that a device fuses with
     it comes to the same. Magnitudes count in the means as far as they reach 2**-20 of the sample's largest.
 
-    Source: the 1-bit and 2-bit codes of CompactFusion (arXiv 2507.17511). Any shape, any float dtype
-    (computed in float32). Errors: ``InputError`` for a NaN or an infinity.
+    Source: the 1-bit and 2-bit codes of CompactFusion (arXiv 2507.17511); 3 and 4 bits are ours. Any shape,
+    any float dtype (computed in float32). Errors: ``InputError`` for a NaN or an infinity.
 
     >>> x = torch.tensor([[1.0, -4.0], [-2.0, 8.0]])
     >>> codec = RankOne()
@@ -55,7 +68,7 @@ class RankOne(Spec):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        require(self.bits in _LEVELS, InputError, f"bits={self.bits} is not 1 or 2")
+        require(self.bits in _LEVELS, InputError, f"bits={self.bits} is not in 1..4")
 
     def encode(self, x: Tensor) -> Payload:
         if fused := self._fused(x, None, False):
@@ -113,8 +126,7 @@ class RankOne(Spec):
     @cached_property
     def _levels(self) -> rankone_calls.Levels:
         """What kernels are told."""
-        levels = _LEVELS[self.bits]
-        return rankone_calls.Levels(self.bits, _EDGE[self.bits], levels[0], levels[-1], _ROWS, _COLUMNS)
+        return rankone_calls.Levels(self.bits, _EDGES[self.bits], _LEVELS[self.bits], _ROWS, _COLUMNS)
 
     def layout(self, spec: TensorSpec) -> Layout:
         count, rows, width = matrices(spec)
@@ -133,8 +145,8 @@ class RankOne(Spec):
         compiled = kernel_calls.there(values)
         sums = kernel_calls.magnitudes(values) if compiled else None
         row, column = _scales(*(sums or _magnitudes(values)))  # the latter says what is wrong
-        scale, edge = (row.to(torch.float32), column.to(torch.float32)), _EDGE[self.bits]
-        codes = kernel_calls.levelled(values, *scale, edge) if compiled else _levelled(values, *scale, edge)
+        scale, edges = (row.to(torch.float32), column.to(torch.float32)), _EDGES[self.bits]
+        codes = kernel_calls.levelled(values, *scale, edges) if compiled else _levelled(values, *scale, edges)
         return codes, row, column
 
     def _values(self, codes: Tensor, row: Tensor, column: Tensor, spec: TensorSpec) -> Tensor:
@@ -185,16 +197,15 @@ def _outside(name: str, bounds: tuple[float, float]) -> PayloadError:
     return PayloadError(f"a {name}'s scale lies outside {bounds[0]:g}..{bounds[1]:g}")
 
 
-def _levelled(x: Tensor, row: Tensor, column: Tensor, edge: float) -> Tensor:
-    positive = (x.view(torch.int32) >= 0).to(torch.uint8)
-    if not edge:
-        return positive
-    large = x.abs() >= row[:, :, None] * edge * column[:, None, :]
-    return torch.where(positive == 1, large + 2, 1 - large.to(torch.uint8)).to(torch.uint8)
+def _levelled(x: Tensor, row: Tensor, column: Tensor, edges: tuple[float, ...]) -> Tensor:
+    half, size = len(edges) + 1, x.abs()
+    level = torch.zeros_like(x, dtype=torch.uint8)
+    for edge in edges:
+        level += size >= row[:, :, None] * edge * column[:, None, :]
+    return torch.where(x.view(torch.int32) >= 0, half + level, half - 1 - level)
 
 
 def _scaled(codes: Tensor, row: Tensor, column: Tensor, levels: tuple[float, ...]) -> Tensor:
-    outer = (codes == 0) | (codes == 2 * len(levels) - 1)
-    values = outer.to(torch.float32).mul_(levels[-1] - levels[0]).add_(levels[0])
-    values.mul_((codes >= len(levels)).to(torch.float32).mul_(2).sub_(1))
+    table = torch.tensor([*(-level for level in reversed(levels)), *levels], device=codes.device)
+    values = table.index_select(0, codes.flatten().to(torch.int32)).view(codes.shape)
     return values.mul_(row[:, :, None]).mul_(column[:, None, :])

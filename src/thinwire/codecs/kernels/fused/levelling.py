@@ -127,19 +127,28 @@ def scales_of_matrices(
 
 @triton.jit
 def value_of(
-    code: tl.tensor,
-    row: tl.tensor,
-    column: tl.tensor,
-    bits: tl.constexpr,
-    inner: tl.constexpr,
-    outer: tl.constexpr,
+    code: tl.tensor, row: tl.tensor, column: tl.tensor, table: tl.tensor, bits: tl.constexpr
 ) -> tl.tensor:
-    """Return what codes stand for under their scales, float32."""
+    """Return what codes stand for under their scales, float32; ``table`` has the levels, after the edges."""
+    half: tl.constexpr = 2 ** (bits - 1)
     if bits == 1:
-        size = row * inner * column
-        return tl.where(code == 1, size, -size)
-    size = tl.where((code == 0) | (code == 3), row * outer, row * inner) * column
-    return tl.where(code >= 2, size, -size)
+        size = row * column
+    else:
+        level = tl.where(code >= half, code - half, half - 1 - code)
+        size = row * tl.load(table + half - 1 + level) * column
+    return tl.where(code >= half, size, -size)
+
+
+@triton.jit
+def code_of(
+    y: tl.tensor, row: tl.tensor, column: tl.tensor, table: tl.tensor, bits: tl.constexpr
+) -> tl.tensor:
+    """Return the codes of values: levels from the lowest up; ``table`` has the edges between magnitudes."""
+    half: tl.constexpr = 2 ** (bits - 1)
+    level = tl.zeros_like(size_bits(y))
+    for j in tl.static_range(half - 1):
+        level += (size_bits(y) >= size_bits(row * tl.load(table + j) * column)).to(tl.int32)
+    return tl.where(y.to(tl.int32, bitcast=True) >= 0, half + level, half - 1 - level)
 
 
 @triton.jit
@@ -149,6 +158,7 @@ def levelled(
     restored: tl.tensor,
     packed: tl.tensor,
     stored: tl.tensor,
+    table: tl.tensor,
     n: tl.tensor,
     m: tl.tensor,
     rows: tl.tensor,
@@ -156,15 +166,12 @@ def levelled(
     width: tl.constexpr,
     size: tl.constexpr,
     bits: tl.constexpr,
-    edge: tl.constexpr,
-    inner: tl.constexpr,
-    outer: tl.constexpr,
+    planes: tl.constexpr,
     against: tl.constexpr,
     back: tl.constexpr,
     limit: tl.constexpr,
 ) -> None:
     """Code values by their scales; ``rows`` are those of all matrices, ``per`` the values of each."""
-    planes: tl.constexpr = 8 // bits
     i = tl.program_id(0) * size + tl.arange(0, size)
     word = tl.zeros([size], tl.int32)
     for k in tl.static_range(planes):
@@ -173,18 +180,11 @@ def levelled(
         y, held = residual_of(x, reference, at, inside, against)
         row = tl.load(stored + at // width, mask=inside, other=0).to(tl.float32)
         column = tl.load(stored + rows + at // per * width + at % width, mask=inside, other=0).to(tl.float32)
-        positive = y.to(tl.int32, bitcast=True) >= 0
-        if bits == 1:
-            code = positive.to(tl.int32)
-        else:
-            large = (size_bits(y) >= size_bits(row * edge * column)).to(tl.int32)
-            code = tl.where(positive, 2 + large, 1 - large)
+        code = code_of(y, row, column, table, bits)
         word |= tl.where(inside, code, 0) << (k * bits)
         if back:
-            put_back(
-                restored, at, inside, value_of(code, row, column, bits, inner, outer), held, against, limit
-            )
-    put_words(packed, word, i, m, 1)
+            put_back(restored, at, inside, value_of(code, row, column, table, bits), held, against, limit)
+    put_words(packed, word, i, m, planes * bits // 8)
 
 
 @triton.jit
@@ -195,14 +195,14 @@ def scaled(
     reference: tl.tensor,
     restored: tl.tensor,
     flags: tl.tensor,
+    table: tl.tensor,
     n: tl.tensor,
     m: tl.tensor,
     per: tl.tensor,
     width: tl.constexpr,
     size: tl.constexpr,
     bits: tl.constexpr,
-    inner: tl.constexpr,
-    outer: tl.constexpr,
+    planes: tl.constexpr,
     least_row: tl.constexpr,
     most_row: tl.constexpr,
     least_column: tl.constexpr,
@@ -211,9 +211,10 @@ def scaled(
     limit: tl.constexpr,
 ) -> None:
     """Store what codes and scales stand for; flag 1 or 2 is for a row's or a column's scale out of range."""
-    planes: tl.constexpr = 8 // bits
     i = tl.program_id(0) * size + tl.arange(0, size)
-    word = tl.load(packed + i, mask=i < m, other=0).to(tl.int32)
+    word = tl.zeros([size], tl.int32)
+    for byte in tl.static_range(planes * bits // 8):
+        word |= tl.load(packed + byte * m + i, mask=i < m, other=0).to(tl.int32) << (8 * byte)
     wrong = tl.zeros([size], tl.int32)
     for k in tl.static_range(planes):
         at = k * m + i
@@ -222,8 +223,7 @@ def scaled(
         column = tl.load(by_column + at // per * width + at % width, mask=inside, other=0).to(tl.float32)
         wrong |= tl.where((row >= least_row) & (row <= most_row) | ~inside, 0, 1)
         wrong |= tl.where((column >= least_column) & (column <= most_column) | ~inside, 0, 2)
-        code = (word >> (k * bits)) & (2**bits - 1)
-        y = value_of(code, row, column, bits, inner, outer)
+        y = value_of((word >> (k * bits)) & (2**bits - 1), row, column, table, bits)
         held = y
         if against:
             held = tl.load(reference + at, mask=inside, other=0.0)
