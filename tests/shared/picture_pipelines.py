@@ -35,6 +35,6 @@ def drawn(*shape: int, seed: int = 1) -> Tensor:
 
 def ran(pipe: Any, **options: Any) -> Tensor:
     pipe.set_progress_bar_config(disable=True)
-    options |= {"num_inference_steps": 4, "output_type": "latent", "return_dict": False}
+    options = {"num_inference_steps": 4, "output_type": "latent", "return_dict": False} | options
     made: Tensor = pipe(**options, generator=torch.Generator().manual_seed(0))[0]
     return made

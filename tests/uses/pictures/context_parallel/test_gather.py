@@ -221,19 +221,20 @@ def test_one_processor_may_serve_all_layers(ranks: Meshes) -> None:
         assert torch.allclose(made, wanted, atol=1e-6)
 
 
-def test_a_compiled_layer_goes_on_as_before(ranks: Meshes) -> None:
+def test_a_compiled_block_goes_on_as_before(ranks: Meshes) -> None:
     """The exchange in it is not compiled. One of the ranks is enough: compiling takes a while."""
-    model, calls = flux(), [flux_inputs()]
-    wanted = one_device(model, calls)[0]
+    model, calls = flux(), [flux_inputs(), flux_inputs(time=0.5 - 1e-7)]
+    wanted = one_device(model, calls)
 
-    def use(own: nn.Module, found: Parallel) -> Tensor:
-        gather: Any = found._session
-        if gather._rank == 0:
-            own.single_transformer_blocks[1].attn.compile(backend="eager")
-        return one_device(own, calls)[0]
+    def use(own: nn.Module, found: Parallel) -> list[Tensor]:
+        session: Any = found._session
+        if session._rank == 1:
+            own.single_transformer_blocks[1].compile(backend="eager")
+        return one_device(own, calls)
 
-    for made in on_ranks(ranks[2], model, "raw", use):
-        assert torch.allclose(made, wanted, atol=1e-6)
+    for mode in ("gather", "pipe"):
+        for made in on_ranks(ranks[2], model, "raw", use, mode=mode):
+            assert all(torch.allclose(x, y, atol=1e-6) for x, y in zip(made, wanted, strict=True))
     model.compile(backend="eager")  # in place, and whole
     with pytest.raises(InputError, match="a compiled model cannot be taken apart"):
         check_whole(model)

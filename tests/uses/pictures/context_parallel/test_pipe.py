@@ -126,6 +126,10 @@ def test_what_cannot_be_cut_is_refused(ranks: Meshes) -> None:
         on_ranks(ranks[2], flux(), "pipe-fp16:patches=70", lambda own, _: sample(own, flux_inputs(64), 1))
     with pytest.raises(InputError, match=r"patches=-1 is not a whole number in 0\.\.1024"):
         on_ranks(ranks[2], flux(), "pipe-fp16:patches=-1", lambda own, _: None)
+    make, draw = HOSTS["SD3"]
+    skipped = draw() | {"skip_layers": [1], "return_dict": False}
+    with pytest.raises(InputError, match="a call passes over all blocks of the last rank; use fewer ranks"):
+        on_ranks(ranks[2], make(), "pipe-fp16", lambda own, _: one_device(own, [skipped]))
 
 
 def test_a_rank_that_leaves_is_named(ranks: Meshes) -> None:

@@ -91,6 +91,8 @@ class PipeFusion(CountedCalls):
         self._cuts, self._outputs = None, []
         turns = [None] if self._call.step < self._warmup else range(self._number)
         for self._turn in turns:  # of a patch, or of all
+            # The first rank has its streams, and the last keeps them.
+            self._has, self._gave = not self._place, self._last
             made = compute()
         text = f"{type(self._model).__name__} has joined no output; use mode one"
         require(self._cuts is not None and not self._outputs, InputError, text)
@@ -130,9 +132,10 @@ class PipeFusion(CountedCalls):
     def at_block(self, number: int, streams: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         """Take the streams from the rank before, or hand them on to the next, where its blocks begin."""
         self.begin_block(number)
-        if number == self._own.start and self._place:
-            return self._taken(streams)
-        if number == self._own.stop:
+        if not self._has and number >= self._own.start:  # a call may pass over blocks
+            self._has, streams = True, self._taken(streams)
+        if not self._gave and number >= self._own.stop:
+            self._gave = True
             for m, patch in self._turned():
                 parts, frames = self._streams(patch).parts(streams), self._alike(streams, patch)
                 self._send(m, TensorKind.HIDDEN, parts, frames)
@@ -157,6 +160,8 @@ class PipeFusion(CountedCalls):
 
     def join(self, x: Tensor, dim: int) -> Tensor:
         """Return the output of all patches after the last one's turn, and before it a place for it."""
+        text = "a call passes over all blocks of the last rank; use fewer ranks, or mode gather"
+        require(self._has and self._gave, InputError, text)
         shape = [*x.shape[:dim], self._tokens, *x.shape[dim + 1 :]]
         if self._last:
             for m, patch in self._turned():

@@ -11,6 +11,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
+import torch
 from torch import Tensor, nn
 
 from thinwire.types import InputError, require
@@ -127,6 +128,7 @@ class BlockHook(Hook):
         text = f"{block.path} takes no {', '.join(lacks)}, as it did in diffusers 0.42; pin 0.42.1"
         require(not lacks, InputError, text)
 
+    @torch.compiler.disable(recursive=False)  # else each block is compiled anew, for its number
     def new_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         bound = self._signature.bind(*args, **kwargs)
         streams = {name: bound.arguments[name] for name in self._block.streams}

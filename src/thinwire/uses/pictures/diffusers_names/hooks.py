@@ -12,7 +12,7 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import wraps
 from threading import Lock
 from types import SimpleNamespace
@@ -90,6 +90,8 @@ def _listening(
             if hasattr(processor, PARALLEL_CONFIG):
                 undo.callback(_restored(processor))
                 setattr(processor, PARALLEL_CONFIG, layer)
+                if layer.prompted:
+                    undo.callback(hooked(module, Begins(layer), "image prompts"))
             else:
                 undo.callback(hooked(module, SdpaHook(layer, processor), "attention"))
         yield
@@ -172,7 +174,14 @@ class AttentionLayer:
     session: ShardedForward
     kind: str  # of the processor
     heard: set[str]  # the kinds that have exchanged something in this pass
+    asked: list[bool] = field(default_factory=list)  # in this call of its module, if it is prompted
 
+    @property
+    def prompted(self) -> bool:
+        """Whether all its attentions but the first are to image prompts, which every rank has."""
+        return self.kind.endswith(_WHOLE_KEYS)
+
+    @torch.compiler.disable  # else each block is compiled anew, for its name
     def attend(self, stock: Callable[..., Any], given: Mapping[str, Any]) -> Any:
         """Call a back end, ``stock``, with what is other in its arguments on the whole sequence."""
         given = dict(given)
@@ -188,8 +197,10 @@ class AttentionLayer:
             return stock(**{**given, **own, **({} if whole.mask is None else {"attn_mask": whole.mask})})
 
         own = Attention(given["query"], given["key"], given["value"], given.get("attn_mask"))
-        if self.kind.endswith(_WHOLE_KEYS) and own.key.shape[1] != own.query.shape[1]:
-            return on(own)  # of the image prompt, which every rank has
+        if self.prompted:
+            self.asked.append(True)
+            if len(self.asked) > 1:
+                return on(own)
         plain = stock.__name__ == _NATIVE and not given.get("dropout_p")
         beside = stock.__name__ == BESIDE
         return self.session.attend(self.name, own, Stock(on, plain, given.get("scale"), beside))
@@ -318,6 +329,17 @@ class SplitHook(Hook):
             return x  # as diffusers does: a time for all tokens alike is not split
         called = getattr(entry, "name", "") or str(name)
         return self._session.cut(called, x, entry.split_dim, getattr(entry, "of", ()))
+
+
+class Begins(Hook):
+    """Tell a layer that a call of its module begins."""
+
+    def __init__(self, layer: AttentionLayer) -> None:
+        self.layer = layer
+
+    def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], Any]:
+        self.layer.asked.clear()
+        return args, kwargs
 
 
 class JoinHook(Hook):

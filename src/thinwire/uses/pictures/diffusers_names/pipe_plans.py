@@ -153,7 +153,7 @@ PIPES: dict[str, PipePlan] = {
     "OvisImageTransformer2DModel": PipePlan(_JOINT),
     "BriaTransformer2DModel": PipePlan(_JOINT),
     "QwenImageTransformer2DModel": PipePlan((BlockList(_DOUBLE, _BOTH),), more={"pos_embed": {1: None}}),
-    "SD3Transformer2DModel": PipePlan((BlockList(_DOUBLE, _BOTH),), text_after=True, never=("skip_layers",)),
+    "SD3Transformer2DModel": PipePlan((BlockList(_DOUBLE, _BOTH),), text_after=True),
     "AuraFlowTransformer2DModel": PipePlan(
         (BlockList("joint_transformer_blocks", _BOTH), BlockList(_SINGLE, HIDDEN))
     ),
