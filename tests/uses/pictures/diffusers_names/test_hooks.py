@@ -183,8 +183,9 @@ def test_what_has_hooks_may_not_be_replaced_meanwhile(
         change(own)
         own(**flux_inputs())
 
-    with pytest.raises(InputError, match=words):
-        on_ranks(ranks[2], flux(), "raw", use)
+    for mode in ("gather", "pipe"):
+        with pytest.raises(InputError, match=words):
+            on_ranks(ranks[2], flux(), "raw", use, mode=mode)
 
 
 def test_a_model_is_parallel_once_and_has_no_gradients(ranks: Meshes) -> None:

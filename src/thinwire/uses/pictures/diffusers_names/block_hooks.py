@@ -19,6 +19,7 @@ from thinwire.uses.pictures.diffusers_names.hooks import (
     Instead,
     JoinHook,
     SplitHook,
+    Standing,
     hooked,
     listening,
     uncompiled,
@@ -79,7 +80,8 @@ def piped(
     plan, split, blocks = pipe_plan_of(model), patch_split(model, given), blocks_of(model)
     own: Any = uncompiled(session, _NAMES)
     with ExitStack() as undo:
-        undo.enter_context(listening(model, own, whole_of(model, split)))
+        whole = whole_of(model, split)
+        undo.enter_context(listening(model, own, whole))
         for number, block in enumerate(blocks):
             undo.callback(hooked(block.module, BlockHook(own, number, block), "pipe"))
         extra = (part for path in plan.everywhere for part in modules_of(model, path))
@@ -90,7 +92,8 @@ def piped(
                 undo.callback(hooked(part, OnceHook(own), "once"))
         for part, hook, path in _cuts(model, own, split):
             undo.callback(hooked(part, hook, path))
-        undo.callback(hooked(model, PipedCalls(passes, model, plan), "calls"))
+        standing = Standing(model, own, split, whole)
+        undo.callback(hooked(model, PipedCalls(passes, model, plan, standing), "calls"))
         yield
 
 
@@ -107,12 +110,13 @@ def _cuts(model: nn.Module, session: Any, split: SplitPlan) -> Iterator[tuple[nn
 class PipedCalls(Instead):
     """Let the session run the model once for each patch."""
 
-    def __init__(self, session: WholeForward, model: nn.Module, plan: PipePlan) -> None:
+    def __init__(self, session: WholeForward, model: nn.Module, plan: PipePlan, standing: Standing) -> None:
         super().__init__(session, model)
-        self._never = plan.never
+        self._never, self._standing = plan.never, standing
 
     def _check(self, module: nn.Module, inputs: Mapping[str, Any]) -> None:
         super()._check(module, inputs)
+        self._standing.check(module)
         given = [name for name in self._never if inputs.get(name)]
         text = f"mode pipe does not take {', '.join(given)}; leave it out, or use mode gather"
         require(not given, InputError, text)

@@ -62,13 +62,13 @@ def attached(model: nn.Module, session: ShardedForward, plan: SplitPlan | None =
     with ExitStack() as undo:
         whole = whole_of(model, plan)
         undo.enter_context(_listening(model, session, heard, whole))
-        places = {path: modules_of(model, path) for path, e in plan.items() if not isinstance(e, Whole)}
-        for path, parts in places.items():
+        standing = Standing(model, session, plan, whole)
+        for path, parts in standing.places.items():
             entries = plan[path]
             for part in parts:
                 kind = SplitHook if isinstance(entries, Mapping) else JoinHook
                 undo.callback(hooked(part, kind(session, entries), path))
-        undo.callback(hooked(model, Root(session, model, heard, _is_of(session), whole, places), "calls"))
+        undo.callback(hooked(model, Root(session, model, heard, standing), "calls"))
         yield
 
 
@@ -139,16 +139,33 @@ def _processors_of(model: nn.Module, whole: Collection[nn.Module]) -> dict[str, 
     return found
 
 
-def _is_of(session: ShardedForward) -> Callable[[nn.Module], bool]:
-    def holds(module: Any) -> bool:
+class Standing:
+    """The modules of a model that hooks hang on, and its layers of attention: none may be replaced."""
+
+    def __init__(
+        self, model: nn.Module, session: ShardedForward, plan: SplitPlan, whole: Collection[nn.Module]
+    ) -> None:
+        self._session = session
+        self.places = {path: modules_of(model, path) for path, e in plan.items() if not isinstance(e, Whole)}
+        parts = ((n, m) for n, m in model.named_modules() if m not in whole)
+        self.layers = [(n, m) for n, m in parts if getattr(m, "processor", None) is not None]
+
+    def check(self, model: nn.Module) -> None:
+        """Raise ``InputError`` for one that was replaced since."""
+        for path, parts in self.places.items():
+            text = f"{path} was replaced while the model was parallel, as adapters do; load them before"
+            require(modules_of(model, path) == parts, InputError, text)
+        for name, layer in self.layers:
+            text = f"the processor of {name} was replaced while the model was parallel; replace it before"
+            require(self._hears(layer), InputError, text)
+
+    def _hears(self, module: Any) -> bool:
         layer = getattr(module.processor, PARALLEL_CONFIG, None)
         registry = getattr(module, "_diffusers_hook", None)
         hook = registry and registry.get_hook(_NAME.format("attention"))
         if hook and hook.processor is module.processor:
             layer = hook.layer
-        return isinstance(layer, AttentionLayer) and layer.session is session
-
-    return holds
+        return isinstance(layer, AttentionLayer) and layer.session is self._session
 
 
 def _restored(processor: Any) -> Callable[[], None]:
@@ -425,18 +442,10 @@ class Root(Calls):
     _session: ShardedForward
 
     def __init__(
-        self,
-        session: ShardedForward,
-        model: nn.Module,
-        heard: set[str],
-        own: Callable[[nn.Module], bool],
-        whole: Collection[nn.Module],
-        places: Mapping[str, list[nn.Module]],
+        self, session: ShardedForward, model: nn.Module, heard: set[str], standing: Standing
     ) -> None:
         super().__init__(session, model)
-        self._heard, self._own, self._places = heard, own, places
-        parts = ((n, m) for n, m in model.named_modules() if m not in whole)
-        self._layers = [(n, m) for n, m in parts if getattr(m, "processor", None) is not None]
+        self._heard, self._standing = heard, standing
 
     def new_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         self._heard.clear()
@@ -444,7 +453,7 @@ class Root(Calls):
         try:
             self._session.begin(given)
             output = self.fn_ref.original_forward(*args, **kwargs)
-            deaf = {type(layer.processor).__name__ for _, layer in self._layers} - self._heard
+            deaf = {type(layer.processor).__name__ for _, layer in self._standing.layers} - self._heard
             text = (
                 f"{min(deaf, default='')} has exchanged nothing, so the picture would be wrong; use mode one"
             )
@@ -457,9 +466,4 @@ class Root(Calls):
 
     def _check(self, module: nn.Module, inputs: Mapping[str, Any]) -> None:
         super()._check(module, inputs)
-        for path, parts in self._places.items():
-            text = f"{path} was replaced while the model was parallel, as adapters do; load them before"
-            require(modules_of(module, path) == parts, InputError, text)
-        for name, layer in self._layers:
-            text = f"the processor of {name} was replaced while the model was parallel; replace it before"
-            require(self._own(layer), InputError, text)
+        self._standing.check(module)
