@@ -16,10 +16,10 @@ from torch import Tensor, nn
 
 from thinwire.types import InputError, require
 from thinwire.uses.pictures.diffusers_names.hooks import (
+    HookedModules,
     Instead,
     JoinHook,
     SplitHook,
-    Standing,
     hooked,
     listening,
     uncompiled,
@@ -92,7 +92,7 @@ def piped(
                 undo.callback(hooked(part, OnceHook(own), "once"))
         for part, hook, path in _cuts(model, own, split):
             undo.callback(hooked(part, hook, path))
-        standing = Standing(model, own, split, whole)
+        standing = HookedModules(model, own, split, whole)
         undo.callback(hooked(model, PipedCalls(passes, model, plan, standing), "calls"))
         yield
 
@@ -110,7 +110,9 @@ def _cuts(model: nn.Module, session: Any, split: SplitPlan) -> Iterator[tuple[nn
 class PipedCalls(Instead):
     """Let the session run the model once for each patch."""
 
-    def __init__(self, session: WholeForward, model: nn.Module, plan: PipePlan, standing: Standing) -> None:
+    def __init__(
+        self, session: WholeForward, model: nn.Module, plan: PipePlan, standing: HookedModules
+    ) -> None:
         super().__init__(session, model)
         self._never, self._standing = plan.never, standing
 

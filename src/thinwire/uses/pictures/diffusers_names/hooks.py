@@ -62,7 +62,7 @@ def attached(model: nn.Module, session: ShardedForward, plan: SplitPlan | None =
     with ExitStack() as undo:
         whole = whole_of(model, plan)
         undo.enter_context(_listening(model, session, heard, whole))
-        standing = Standing(model, session, plan, whole)
+        standing = HookedModules(model, session, plan, whole)
         for path, parts in standing.places.items():
             entries = plan[path]
             for part in parts:
@@ -91,7 +91,7 @@ def _listening(
                 undo.callback(_restored(processor))
                 setattr(processor, PARALLEL_CONFIG, layer)
                 if layer.prompted:
-                    undo.callback(hooked(module, Begins(layer), "image prompts"))
+                    undo.callback(hooked(module, BeginHook(layer), "image prompts"))
             else:
                 undo.callback(hooked(module, SdpaHook(layer, processor), "attention"))
         yield
@@ -139,7 +139,7 @@ def _processors_of(model: nn.Module, whole: Collection[nn.Module]) -> dict[str, 
     return found
 
 
-class Standing:
+class HookedModules:
     """The modules of a model that hooks hang on, and its layers of attention: none may be replaced."""
 
     def __init__(
@@ -348,7 +348,7 @@ class SplitHook(Hook):
         return self._session.cut(called, x, entry.split_dim, getattr(entry, "of", ()))
 
 
-class Begins(Hook):
+class BeginHook(Hook):
     """Tell a layer that a call of its module begins."""
 
     def __init__(self, layer: AttentionLayer) -> None:
@@ -442,7 +442,7 @@ class Root(Calls):
     _session: ShardedForward
 
     def __init__(
-        self, session: ShardedForward, model: nn.Module, heard: set[str], standing: Standing
+        self, session: ShardedForward, model: nn.Module, heard: set[str], standing: HookedModules
     ) -> None:
         super().__init__(session, model)
         self._heard, self._standing = heard, standing
