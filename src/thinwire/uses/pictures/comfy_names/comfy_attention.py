@@ -15,7 +15,9 @@ from torch import Tensor, nn
 from torch.nn.functional import scaled_dot_product_attention
 
 from thinwire.types import InputError, require
-from thinwire.uses.pictures.comfy_names.comfy_models import COMFY, OPTIONS, ComfyFamily, known_family
+from thinwire.uses.pictures.comfy_names.comfy_families import OPTIONS, ComfyFamily
+from thinwire.uses.pictures.comfy_names.comfy_models import COMFY, known_family
+from thinwire.uses.pictures.diffusers_names.block_hooks import signature_of
 from thinwire.uses.pictures.diffusers_names.hooks import hooked
 from thinwire.uses.pictures.diffusers_names.plans import modules_of
 from thinwire.uses.pictures.diffusers_names.tested_version import Hook
@@ -34,10 +36,12 @@ class AttentionByTorch(Hook):
         self._plain = plain
 
     def pre_forward(self, module: nn.Module, *args: Any, **kwargs: Any) -> tuple[tuple[Any, ...], Any]:
-        given = [name for name in self._plain if kwargs.get(name) is not None]
+        names = list(signature_of(module).parameters)
+        named = {**dict(zip(names, args, strict=False)), **kwargs}
+        given = [name for name in self._plain if named.get(name) is not None]
         text = f"a {type(module).__name__} is given {', '.join(given)}, which shares of tokens cannot take"
         require(not given, InputError, f"{text}; leave masks and reference pictures out of the workflow")
-        return args, {**kwargs, OPTIONS: {**(kwargs.get(OPTIONS) or {}), OVERRIDE: by_torch}}
+        return (), {**named, OPTIONS: {**(named.get(OPTIONS) or {}), OVERRIDE: by_torch}}
 
 
 @contextmanager

@@ -1,80 +1,21 @@
-"""How models of ComfyUI are cut, and whether one is as it was when that was written.
-
-Read in ComfyUI's ``comfy/ldm/wan/model.py`` of commit 56bf4365, ``comfy/ldm/modules/attention.py`` of
-05080f60, ``comfy/samplers.py`` of 311c0140, and ``comfy/ldm/flux/model.py`` of that year. Run by hand with
-ComfyUI 0.3.64 and 0.8.0; the tests have classes that are written after these files.
-"""
+"""Whether a model of ComfyUI is as it was when it was written how to cut it, and what its calls may have."""
 
 from __future__ import annotations
 
 import inspect
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor, nn
 
 from thinwire.types import InputError, require
-from thinwire.uses.pictures.diffusers_names.pipe_plans import PIPES, BlockList, PipePlan
-from thinwire.uses.pictures.diffusers_names.plans import (
-    PLANS,
-    TOKENS,
-    JoinOutput,
-    SplitInput,
-    SplitPlan,
-    modules_of,
-)
+from thinwire.uses.pictures.comfy_names.comfy_families import FAMILIES, OPTIONS, ComfyFamily
+from thinwire.uses.pictures.diffusers_names.pipe_plans import PIPES
+from thinwire.uses.pictures.diffusers_names.plans import PLANS, modules_of
 
 COMFY = "comfy"  # how a host calls whose classes these are
 READ = "56bf4365"  # the commit
-OPTIONS = "transformer_options"
 _CHANGES = ("patches", "patches_replace", "optimized_attention_override")  # of the model, by other nodes
-
-
-@dataclass(frozen=True)
-class ComfyFamily:
-    """A class of ComfyUI: how it is split, the modules whose attention is over the split tokens, and more.
-
-    ``takes``: what modules must take, by path. ``never``: inputs that do not go with shares, and what they
-    are; ``plain``: inputs of those modules that have attention which do not. ``pipe``: how its blocks are
-    cut, where they can be.
-    """
-
-    split: SplitPlan
-    attention: tuple[str, ...]
-    takes: Mapping[str, tuple[str, ...]]
-    never: Mapping[str, str]
-    plain: tuple[str, ...] = ()
-    pipe: PipePlan | None = None
-
-
-_WAN: SplitPlan = {
-    "blocks.*": {"freqs": SplitInput(1, 6)},
-    "blocks.0": {"x": TOKENS},
-    "head": JoinOutput(),
-}
-_JOINT = {"pe": SplitInput(2, 6, ("txt", "img"))}
-FAMILIES: dict[str, ComfyFamily] = {
-    "WanModel": ComfyFamily(
-        _WAN,
-        ("blocks.*.self_attn",),
-        {"blocks.0": ("x", "freqs", OPTIONS), "blocks.0.self_attn": (OPTIONS,), "head": ("x",)},
-        {},
-        pipe=PipePlan((BlockList("blocks", "x"),), _WAN, frames=lambda model, inputs: inputs["x"].shape[2]),
-    ),
-    "Flux": ComfyFamily(
-        {
-            "double_blocks.*": _JOINT,  # after the tokens: of one module's hooks the last one begins
-            "double_blocks.0": {"txt": TOKENS, "img": TOKENS},
-            "single_blocks.*": _JOINT,
-            "final_layer": JoinOutput(),
-        },
-        ("double_blocks.*", "single_blocks.*"),
-        {"double_blocks.0": ("img", "txt", "pe", OPTIONS), "single_blocks.0": ("x", "pe", OPTIONS)},
-        {"control": "a control network's", "attention_mask": "a mask"},
-        ("attn_mask", "modulation_dims", "modulation_dims_img", "modulation_dims_txt"),
-    ),
-}
 
 
 def known_family(model: nn.Module) -> ComfyFamily:
@@ -97,9 +38,8 @@ def known_family(model: nn.Module) -> ComfyFamily:
         lacks = [name for name in names if name not in taken]
         text = f"ComfyUI has changed: {path} of {kind} takes no {', '.join(lacks)}, as it did at {READ}"
         require(not lacks, InputError, f"{text}; take one of about then")
-    PLANS.setdefault(kind, lambda model, _: family.split)
-    if family.pipe is not None:
-        PIPES.setdefault(kind, family.pipe)
+    PLANS.setdefault(type(model), lambda model, _: family.split)  # diffusers has some of the same names
+    PIPES.setdefault(type(model), family.pipe)
     return family
 
 

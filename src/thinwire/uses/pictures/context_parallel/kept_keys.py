@@ -71,7 +71,7 @@ def _renew(kept: Tensor, new: Tensor, patch: TokenPatch, layout: TokenLayout, di
     there.copy_(text)
 
 
-def _taken(x: Tensor, patch: TokenPatch, layout: TokenLayout, dim: int) -> Tensor:
+def taken(x: Tensor, patch: TokenPatch, layout: TokenLayout, dim: int) -> Tensor:
     """Return the text and a patch of what has all tokens along ``dim``, where they stand."""
     picture, text = windows(x, layout.tokens, layout.text_after, dim)
     ours = patch.take(picture, dim)
@@ -88,7 +88,7 @@ def _mask(
     words = own - patch.tokens
     rows = mask.shape[-2] if mask.dim() > 2 else 1
     if mask.shape[-1] == layout.tokens + words:  # of all keys already
-        return mask if rows in (1, attention.query.shape[1]) else _taken(mask, patch, layout, -2)
+        return mask if rows in (1, attention.query.shape[1]) else taken(mask, patch, layout, -2)
     keys = _of_keys(mask, own)
     text = f"the mask of {name}, {tuple(mask.shape)}, is not over its keys alone; use mode gather"
     require(keys is not None and kept is not None, InputError, text)

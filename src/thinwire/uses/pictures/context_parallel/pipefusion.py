@@ -23,7 +23,7 @@ from thinwire.types import DesyncError, InputError, LinkError, Packet, require
 from thinwire.uses.pictures.arrivals import Arrivals, Arrived, arrived
 from thinwire.uses.pictures.coding import Coding, Endpoints
 from thinwire.uses.pictures.context_parallel.divided.block_ranges import ranges_of
-from thinwire.uses.pictures.context_parallel.kept_keys import KeptKeys, TokenLayout
+from thinwire.uses.pictures.context_parallel.kept_keys import KeptKeys, TokenLayout, taken
 from thinwire.uses.pictures.context_parallel.modes import SPACE, Division
 from thinwire.uses.pictures.context_parallel.patch_streams import PatchStreams
 from thinwire.uses.pictures.context_parallel.patches import MOST_SUITED, Patches, TokenPatch, suited
@@ -104,9 +104,14 @@ class PipeFusion(CountedCalls):
         return made
 
     def cut(self, name: str, x: Tensor, dim: int, of: Sequence[str] = ()) -> Tensor:
-        """Return this turn's tokens of an input; one that has other tokens than ``of`` stays whole."""
+        """Return this turn's tokens of an input; one that has other tokens than ``of`` stays whole.
+
+        Of one that is of the picture and the text, the text's tokens stay.
+        """
         if self._cuts is None and not of:
             self._cuts = self._cut_up(x.shape[dim])
+        if self._cuts is not None and self._turn is not None and len(of) > 1 and x.shape[dim] > self._tokens:
+            return taken(x, self._cuts[self._turn], self._layout, dim)
         if self._cuts is None or (of and x.shape[dim] != self._cuts.tokens):
             return x
         text = f"{name} has {x.shape[dim]} tokens where others have {self._cuts.tokens}; use mode gather"

@@ -13,6 +13,7 @@ from typing import Any
 from torch import Tensor, nn
 
 from thinwire.types import InputError, require
+from thinwire.uses.pictures.diffusers_names.plan_entries import entry_of
 
 TIME, HEIGHT, WIDTH = range(3)
 Inputs = Mapping[str, Any]
@@ -83,8 +84,7 @@ def of_grid(x: Tensor, dim: int, shape: tuple[int, int, int], axis: int, part: s
 
 def grid_of(model: nn.Module) -> LatentGrid:
     """Return where a model's videos have their axes. Errors: ``InputError`` for another family."""
-    kind = type(model)
-    found = next((GRIDS[c.__name__] for c in kind.__mro__ if c.__name__ in GRIDS), None)
+    kind, found = type(model), entry_of(GRIDS, model)
     text = f"mode latent does not know the axes of a {kind.__name__}; use mode batch"
     require(found is not None, InputError, text)
     return found  # type: ignore[return-value]  # require has checked it

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from thinwire.types import InputError, require
-from thinwire.uses.pictures.diffusers_names.plan_entries import SharedOutput
+from thinwire.uses.pictures.diffusers_names.plan_entries import SharedOutput, entry_of
 from thinwire.uses.pictures.diffusers_names.plans import (
     SplitInput,
     SplitPlan,
@@ -74,8 +74,7 @@ class PipedBlock(NamedTuple):
 
 def pipe_plan_of(model: nn.Module) -> PipePlan:
     """Return how the blocks of a model are cut. Errors: ``InputError`` for a family that has no entry."""
-    kind = type(model)
-    found = next((PIPES[c.__name__] for c in kind.__mro__ if c.__name__ in PIPES), None)
+    kind, found = type(model), entry_of(PIPES, model)
     other = "gather" if has_plan(model) else "batch"
     text = f"mode pipe does not know where to cut a {kind.__name__}; use mode {other}"
     require(found is not None, InputError, text)
@@ -145,7 +144,7 @@ _BESIDE_SOUND = (TEXT, "encoder_attention_mask", "timestep")  # inputs that soun
 _OF_WHOLE_KEYS = ("attn2", "audio_attn1", "audio_attn2", "audio_to_video_attn")
 _WAN = PipePlan((BlockList("blocks", HIDDEN),), frames=_frames(2, "patch_size"))
 
-PIPES: dict[str, PipePlan] = {
+PIPES: dict[str | type, PipePlan] = {
     "FluxTransformer2DModel": PipePlan(_JOINT),
     "Flux2Transformer2DModel": PipePlan(_MERGED),
     "ChromaTransformer2DModel": PipePlan(_MERGED, once=("distilled_guidance_layer",)),

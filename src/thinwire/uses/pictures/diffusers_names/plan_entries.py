@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 from torch import Tensor, nn
 
@@ -67,3 +67,12 @@ CONTROL = {"controlnet_block_samples": ADDED, "controlnet_single_block_samples":
 def only(plan: SplitPlan) -> MadePlan:
     """Return what makes this plan of any model."""
     return lambda model, _: plan
+
+
+Entry = TypeVar("Entry")
+
+
+def entry_of(table: Mapping[Any, Entry], model: object) -> Entry | None:
+    """Return what a table says of a model's class, or of one that it comes from: by itself, or by its name."""
+    keys = (key for kind in type(model).__mro__ for key in (kind, kind.__name__))
+    return next((table[key] for key in keys if key in table), None)

@@ -28,6 +28,7 @@ from thinwire.uses.pictures.diffusers_names.plan_entries import (
     SplitInput,
     SplitPlan,
     Whole,
+    entry_of,
     only,
 )
 
@@ -45,7 +46,7 @@ def plan_of(model: nn.Module, given: SplitPlan | None = None) -> SplitPlan:
     kind, plan = type(model).__name__, given
     if plan is None:
         plan = getattr(model, "_cp_plan", None)
-        made = next((PLANS[c.__name__] for c in type(model).__mro__ if c.__name__ in PLANS), None)
+        made = entry_of(PLANS, model)
         plan = plan if made is None else made(model, plan or {})
     text = f"{kind} has no plan for how to split it (_cp_plan); give parallel one by plan=, or use mode "
     text += "guidance (two ranks) or batch, which leave it whole"
@@ -59,7 +60,7 @@ def plan_of(model: nn.Module, given: SplitPlan | None = None) -> SplitPlan:
 
 def has_plan(model: nn.Module) -> bool:
     """Return whether a model can be split without a plan of the caller's."""
-    return bool(getattr(model, "_cp_plan", None)) or any(c.__name__ in PLANS for c in type(model).__mro__)
+    return bool(getattr(model, "_cp_plan", None)) or entry_of(PLANS, model) is not None
 
 
 def modules_of(model: nn.Module, path: str) -> list[nn.Module]:
@@ -132,7 +133,7 @@ def _ltx2() -> Iterator[tuple[str, Any]]:
     yield "", {**root, "video_keyframes_mask": TOKENS}
 
 
-PLANS: dict[str, MadePlan] = {
+PLANS: dict[str | type, MadePlan] = {
     **MORE_PLANS,
     "FluxTransformer2DModel": _adding({"": CONTROL}),
     "Flux2Transformer2DModel": _adding({"": {"kv_cache_mode": CACHED}}),
