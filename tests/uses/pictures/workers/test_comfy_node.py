@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import inspect
 import re
@@ -16,21 +17,24 @@ import comfy_stand_in as comfy
 import pytest
 import torch
 from crews import crew
+from meshes import Mesh, together
 from picture_pipelines import drawn
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
 import thinwire
 from thinwire.types import InputError, LinkError
+from thinwire.uses.pictures.comfy_names.comfy_attention import prepared
 from thinwire.uses.pictures.comfy_names.comfy_loading import ComfyLoader
-from thinwire.uses.pictures.comfy_names.comfy_models import known_family
+from thinwire.uses.pictures.comfy_names.comfy_models import COMFY, known_family
 
 pytest.importorskip("diffusers")
 
 ROOT = Path(__file__).parents[4]
 PACKAGE = ROOT / "comfyui-thinwire"
 TEXTS = drawn(1, 7, 16), drawn(1, 7, 16, seed=2)
-NOISE = {"WanModel": drawn(1, 4, 3, 8, 8), "Flux": drawn(1, 4, 16, 16)}
+VIDEO = drawn(1, 4, 3, 8, 8)
+NOISE = {"Flux": drawn(1, 4, 16, 16)}
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +70,9 @@ def made(name: str) -> nn.Module:
 
 
 def picture(patcher: comfy.ModelPatcher, each: comfy.Each = lambda step: None) -> Tensor:
-    return comfy.sampled(patcher, NOISE[type(patcher.model.diffusion_model).__name__], TEXTS, 4, each)
+    return comfy.sampled(
+        patcher, NOISE.get(type(patcher.model.diffusion_model).__name__, VIDEO), TEXTS, 4, each
+    )
 
 
 def test_the_package_is_in_comfyui_s_form(node: Any) -> None:
@@ -84,7 +90,9 @@ def test_the_package_is_in_comfyui_s_form(node: Any) -> None:
     assert re.fullmatch(r"\d+\.\d+\.\d+", project["project"]["version"])
 
 
-CASES = [("WanModel", "raw"), ("Flux", "raw"), ("WanModel", "pipe-fp16:warmup=4"), ("WanModel", "ulysses")]
+KNOWN = ("WanModel", "Flux", "QwenImageTransformer2DModel", "HunyuanVideo", "LTXVModel")
+PATCHED = "pipe-fp16:warmup=1,patches=3"
+CASES = [*((name, "raw") for name in KNOWN), ("WanModel", "pipe-fp16:warmup=4"), ("Flux", "ulysses")]
 
 
 @pytest.mark.parametrize(("name", "recipe"), CASES)
@@ -109,6 +117,27 @@ def test_a_sampler_over_workers_makes_the_picture_of_one_machine(
         assert (one - wanted).norm() <= bound * wanted.norm()
     assert torch.equal(*pictures) and torch.equal(picture(own), wanted)
     assert not own.wrappers and not hasattr(own.model.diffusion_model, "_diffusers_hook")
+
+
+@pytest.mark.parametrize("name", KNOWN)
+def test_patches_make_what_one_machine_makes_while_nothing_changes(
+    ranks: dict[int, list[Mesh]], name: str
+) -> None:
+    """The second time three patches pass, each with the whole text."""
+    model, x = made(name), NOISE.get(name, VIDEO)
+
+    def calls(own: nn.Module) -> list[Tensor]:
+        times = torch.tensor([[500.0], [499.9999]])
+        return [own(x, time, context=TEXTS[0], transformer_options={}) for time in times]
+
+    def rank(peers: Mesh) -> list[Tensor]:
+        own = copy.deepcopy(model)
+        with torch.no_grad(), prepared(own, COMFY), thinwire.parallel(own, peers, PATCHED):
+            return calls(own)
+
+    wanted = calls(model)
+    for found in together([lambda peers=peers: rank(peers) for peers in ranks[2]]):
+        assert all((x - y).norm() <= 1e-3 * y.norm() for x, y in zip(found, wanted, strict=True))
 
 
 def test_a_patch_of_the_weights_is_refused_by_the_worker_s_name(folder: Path, files: Path, node: Any) -> None:

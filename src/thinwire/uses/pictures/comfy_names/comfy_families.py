@@ -24,8 +24,8 @@ OPTIONS = "transformer_options"
 class ComfyFamily:
     """A class of ComfyUI: how it is split, the modules whose attention is over the split tokens, and more.
 
-    ``takes``: what modules must take, by path. ``pipe``: how its blocks are cut. ``never``: inputs that do not
-    go with shares, and what they are; ``plain``: inputs of those modules that have attention which do not.
+    ``takes``: what modules must take, by path. ``pipe``: how its blocks are cut. ``never``: inputs that do
+    not go with shares, and what they are; ``plain``: inputs of modules with attention which do not.
     """
 
     split: SplitPlan

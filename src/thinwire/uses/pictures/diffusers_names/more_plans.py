@@ -102,7 +102,7 @@ BESIDE = SplitInput(1, 3, PICTURE)
 TIMED = {"embedded_timestep": BESIDE, "temb": BESIDE}  # where each frame has a time of its own
 PROPORTIONAL = Never("its attention is scaled by how many tokens there are; pass proportional_attn=False")
 
-MORE_PLANS: dict[str, MadePlan] = {
+MORE_PLANS: dict[str | type, MadePlan] = {
     "SD3Transformer2DModel": only({"": {"block_controlnet_hidden_states": ADDED}, **joint()}),
     "AuraFlowTransformer2DModel": _aura_flow,
     "CogVideoXTransformer3DModel": only(joint(every={"image_rotary_emb": IDS})),

@@ -73,6 +73,6 @@ Entry = TypeVar("Entry")
 
 
 def entry_of(table: Mapping[Any, Entry], model: object) -> Entry | None:
-    """Return what a table says of a model's class, or of one that it comes from: by itself, or by its name."""
+    """Return what a table says of a model's class or of one above it, by itself or by its name."""
     keys = (key for kind in type(model).__mro__ for key in (kind, kind.__name__))
     return next((table[key] for key in keys if key in table), None)
