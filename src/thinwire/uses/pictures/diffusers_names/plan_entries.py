@@ -69,10 +69,10 @@ def only(plan: SplitPlan) -> MadePlan:
     return lambda model, _: plan
 
 
-Entry = TypeVar("Entry")
+Said = TypeVar("Said")
 
 
-def entry_of(table: Mapping[Any, Entry], model: object) -> Entry | None:
+def entry_of(table: Mapping[Any, Said], model: object) -> Said | None:
     """Return what a table says of a model's class or of one above it, by itself or by its name."""
     keys = (key for kind in type(model).__mro__ for key in (kind, kind.__name__))
     return next((table[key] for key in keys if key in table), None)
