@@ -151,6 +151,16 @@ def test_a_patch_of_the_weights_is_refused_by_the_worker_s_name(folder: Path, fi
             picture(spread)
 
 
+def test_a_patch_that_weights_do_not_show_is_refused(folder: Path, files: Path, node: Any) -> None:
+    """As ComfyUI adds a LoRA where memory is low: to the weights as they are used."""
+    own = comfy.ModelPatcher(made("WanModel"))
+    with crew(files, loaders={"comfy": ComfyLoader(folder)}) as (worker,):
+        (spread,) = node().spread(own, worker.address, "", "fp16", "WanModel-tiny.safetensors")
+        own.model.diffusion_model.blocks[0].self_attn.q.weight_function = [abs]
+        with pytest.raises(InputError, match=r"changes blocks\.0\.self_attn\.q of this model as it computes"):
+            picture(spread)
+
+
 def test_other_nodes_that_change_the_model_are_refused(folder: Path, files: Path, node: Any) -> None:
     own = comfy.ModelPatcher(made("WanModel"))
     with crew(files, loaders={"comfy": ComfyLoader(folder)}) as (worker,):

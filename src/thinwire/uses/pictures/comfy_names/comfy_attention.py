@@ -16,7 +16,7 @@ from torch.nn.functional import scaled_dot_product_attention
 
 from thinwire.types import InputError, require
 from thinwire.uses.pictures.comfy_names.comfy_families import OPTIONS, ComfyFamily
-from thinwire.uses.pictures.comfy_names.comfy_models import COMFY, known_family
+from thinwire.uses.pictures.comfy_names.comfy_models import COMFY, loaded_family
 from thinwire.uses.pictures.diffusers_names.block_hooks import signature_of
 from thinwire.uses.pictures.diffusers_names.hooks import hooked
 from thinwire.uses.pictures.diffusers_names.plans import modules_of
@@ -64,7 +64,7 @@ def prepared(model: nn.Module, source: str) -> Iterator[None]:
     if source != COMFY:
         yield
         return
-    with heard_attention(model, known_family(model)):
+    with heard_attention(model, loaded_family(model)):
         yield
 
 

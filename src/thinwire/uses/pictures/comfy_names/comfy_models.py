@@ -43,6 +43,21 @@ def known_family(model: nn.Module) -> ComfyFamily:
     return family
 
 
+def loaded_family(model: nn.Module) -> ComfyFamily:
+    """Return the family of a model that is about to run. Errors: ``InputError``; its weights must be its own.
+
+    Where memory is low, ComfyUI adds a LoRA to weights only as it computes, so that they look unchanged.
+    """
+    functions = ("weight_function", "bias_function")
+    changed = [name for name, part in model.named_modules() if any(getattr(part, f, None) for f in functions)]
+    text = f"ComfyUI changes {''.join(changed[:1])} of this model as it computes, as it does for a LoRA where"
+    advice = (
+        "memory is low, and workers do not have that; save the merged model and load that on all machines"
+    )
+    require(not changed, InputError, f"{text} {advice}")
+    return known_family(model)
+
+
 def sendable(
     model: nn.Module, family: ComfyFamily, args: tuple[Any, ...], kwargs: Mapping[str, Any]
 ) -> dict[str, Any]:

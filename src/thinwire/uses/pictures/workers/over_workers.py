@@ -15,7 +15,7 @@ from thinwire.types import InputError, LinkError, require
 from thinwire.uses.pictures.absent_block import part_of
 from thinwire.uses.pictures.agreement import Parallel, check_given
 from thinwire.uses.pictures.comfy_names.comfy_attention import prepared
-from thinwire.uses.pictures.comfy_names.comfy_models import COMFY, known_family, sendable
+from thinwire.uses.pictures.comfy_names.comfy_models import COMFY, loaded_family, sendable
 from thinwire.uses.pictures.context_parallel.parallel import BATCH, ONE
 from thinwire.uses.pictures.context_parallel.recipes import division_of, parallel
 from thinwire.uses.pictures.diffusers_names.hooks import hooked
@@ -99,7 +99,7 @@ def over_workers(
     """
     check_given(transformer, recipe, deadline)
     addresses = check_workers(workers, recipe, mode, model, token)
-    reduced = partial(sendable, transformer, known_family(transformer)) if source == COMFY else None
+    reduced = partial(sendable, transformer, loaded_family(transformer)) if source == COMFY else None
     part = part_of(transformer)
     blocks = () if part is None else tuple(map(len, part.ranges))
     kind, dtype = type(transformer).__name__, _dtype(transformer)
