@@ -40,7 +40,56 @@ def framepack() -> Inputs:
     )
 
 
+def kandinsky6(**more: Any) -> Inputs:
+    """Frames with their channels last."""
+    return texts(hidden_states=drawn(2, 3, 6, 10, 4), pooled_projections=drawn(2, 8, seed=3), **more)
+
+
+KANDINSKY6 = made(
+    "Kandinsky6Transformer3DModel",
+    in_visual_dim=4,
+    out_visual_dim=4,
+    visual_cond=False,
+    in_audio_dim=8,
+    out_audio_dim=8,
+    in_text_dim=16,
+    in_text_dim2=8,
+    time_dim=8,
+    model_dim=24,
+    ff_dim=32,
+    num_text_blocks=1,
+    num_visual_blocks=2,
+    axes_dims=(4, 4, 4),
+)
 MORE: dict[str, Host] = {
+    "Kandinsky 6": (KANDINSKY6, lambda: kandinsky6(audio_hidden_states=drawn(2, 7, 8, seed=4))),
+    "Kandinsky 6, no sound": (KANDINSKY6, kandinsky6),
+    "Bria FIBO 2": (
+        made(
+            "BriaFibo2Transformer2DModel",
+            in_channels=4,
+            dim=24,
+            n_layers=3,
+            n_refiner_layers=1,
+            n_heads=2,
+            cap_feat_dim=16,
+            injection_layer_ids=(1,),
+            perceiver_num_layers=1,
+            min_num_gist_tokens=2,
+            max_num_gist_tokens=4,
+            gist_step=1,
+            gist_min_text_len=2,
+            gist_max_text_len=8,
+            axes_dims=(4, 4, 4),
+            axes_lens=(32, 32, 32),
+        ),
+        lambda: {
+            "hidden_states": drawn(2, 4, 6, 10),
+            "timestep": torch.tensor([0.5, 0.5]),
+            "encoder_hidden_states": drawn(2, 2, 5, 16, seed=2),
+            "encoder_attention_mask": padded(5, 5, 3).bool(),
+        },
+    ),
     "HunyuanImage": (
         made("HunyuanImageTransformer2DModel", **HUNYUAN, rope_axes_dim=(6, 6), text_embed_2_dim=8),
         lambda: texts(

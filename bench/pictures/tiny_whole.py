@@ -11,7 +11,87 @@ TIMES = torch.tensor([500.0, 500.0])
 SANA = {"in_channels": 4, "out_channels": 4, "num_layers": 2, "num_cross_attention_heads": 2, **HEADS}
 SANA |= {"cross_attention_head_dim": 12, "cross_attention_dim": 24, "caption_channels": 16, "sample_size": 6}
 
+FACTORS = {"short_factor": [1.0] * 6, "long_factor": [1.0] * 6}
+
 WHOLE: dict[str, Host] = {
+    "OmniGen": (
+        made(
+            "OmniGenTransformer2DModel",
+            hidden_size=24,
+            num_attention_heads=2,
+            num_key_value_heads=2,
+            intermediate_size=32,
+            num_layers=2,
+            pad_token_id=0,
+            vocab_size=40,
+            max_position_embeddings=64,
+            original_max_position_embeddings=64,
+            time_step_dim=16,
+            pos_embed_max_size=12,
+            rope_scaling=FACTORS,
+        ),
+        lambda: {
+            "hidden_states": drawn(2, 4, 6, 10),
+            "timestep": TIMES,
+            "input_ids": torch.arange(10).reshape(2, 5),
+            "input_img_latents": [],
+            "input_image_sizes": {},
+            "attention_mask": torch.ones(2, 21, 21),
+            "position_ids": torch.arange(21).expand(2, -1),
+        },
+    ),
+    "Qwen-Image 2.1": (
+        made(
+            "QwenImage21Transformer2DModel",
+            in_channels=16,
+            out_channels=16,
+            num_layers=2,
+            attention_head_dim=16,
+            num_attention_heads=2,
+            context_in_dim=16,
+            axes_dims_rope=(4, 6, 6),
+        ),
+        lambda: {
+            "hidden_states": drawn(2, 16, 16),
+            "encoder_hidden_states": drawn(2, 5, 16, seed=2),
+            "encoder_hidden_states_mask": padded(5, 5, 3).bool(),
+            "timestep": torch.tensor([0.5, 0.5]),
+            "img_shapes": [[(1, 4, 4)]] * 2,
+            "img_mask": torch.tensor([[False] * 5 + [True] * 4] * 2),
+        },
+    ),
+    "Wan-Animate": (
+        made(
+            "WanAnimateTransformer3DModel",
+            **HEADS,
+            in_channels=12,
+            latent_channels=4,
+            out_channels=4,
+            text_dim=16,
+            freq_dim=32,
+            ffn_dim=32,
+            num_layers=2,
+            image_dim=8,
+            added_kv_proj_dim=24,
+            rope_max_seq_len=32,
+            motion_encoder_channel_sizes={"4": 4, "8": 4, "16": 4},
+            motion_encoder_size=16,
+            motion_style_dim=8,
+            motion_dim=4,
+            motion_encoder_dim=8,
+            face_encoder_hidden_dim=8,
+            face_encoder_num_heads=2,
+            inject_face_latents_blocks=2,
+        ),
+        lambda: {
+            "hidden_states": drawn(2, 12, 3, 6, 10),
+            "timestep": TIMES,
+            "encoder_hidden_states": drawn(2, 5, 16, seed=2),
+            "encoder_hidden_states_image": drawn(2, 3, 8, seed=3),
+            "pose_hidden_states": drawn(2, 4, 2, 6, 10, seed=4),
+            "face_pixel_values": drawn(2, 3, 8, 16, 16, seed=5),
+        },
+    ),
     "Latte": (
         made(
             "LatteTransformer3DModel",

@@ -222,7 +222,10 @@ def test_one_processor_may_serve_all_layers(ranks: Meshes) -> None:
 
 
 def test_a_compiled_block_goes_on_as_before(ranks: Meshes) -> None:
-    """The exchange in it is not compiled. One of the ranks is enough: compiling takes a while."""
+    """The exchange in it is not compiled. One of the ranks is enough: compiling takes a while.
+
+    So is mode pipe: what it has beside the layers of attention, the other modes have not.
+    """
     model, calls = flux(), [flux_inputs(), flux_inputs(time=0.5 - 1e-7)]
     wanted = one_device(model, calls)
 
@@ -232,9 +235,8 @@ def test_a_compiled_block_goes_on_as_before(ranks: Meshes) -> None:
             own.single_transformer_blocks[1].compile(backend="eager")
         return one_device(own, calls)
 
-    for mode in ("gather", "pipe"):
-        for made in on_ranks(ranks[2], model, "raw", use, mode=mode):
-            assert all(torch.allclose(x, y, atol=1e-6) for x, y in zip(made, wanted, strict=True))
+    for made in on_ranks(ranks[2], model, "raw", use, mode="pipe"):
+        assert all(torch.allclose(x, y, atol=1e-6) for x, y in zip(made, wanted, strict=True))
     model.compile(backend="eager")  # in place, and whole
     with pytest.raises(InputError, match="a compiled model cannot be taken apart"):
         check_whole(model)

@@ -53,6 +53,7 @@ CUT = (
     "EasyAnimate",
     "Stable Audio",
     "Z-Image",
+    "Bria FIBO 2",
     "Flux",
     "Flux, a control network",
     "Flux, an IP-Adapter",

@@ -369,7 +369,7 @@ class JoinHook(Hook):
     def post_forward(self, module: nn.Module, output: Any) -> Any:
         parts = [output] if isinstance(output, Tensor) else list(output)
         pairs = zip(parts, self._entries, strict=True)
-        parts = [x if e is None else self._session.join(x, e.gather_dim) for x, e in pairs]
+        parts = [x if e is None or x is None else self._session.join(x, e.gather_dim) for x, e in pairs]
         return parts[0] if isinstance(output, Tensor) else tuple(parts)
 
 

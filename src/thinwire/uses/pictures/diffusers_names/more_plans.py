@@ -94,6 +94,28 @@ def _motif(model: Any, _: SplitPlan) -> SplitPlan:
     return {**plan, **(more if model.num_decoder_layers else {})}
 
 
+def _fibo2(model: Any, plan: SplitPlan) -> SplitPlan:
+    """Some of its blocks attend to a text, which is whole."""
+    numbered = enumerate(model.layers)
+    crossed = [i for i, block in numbered if getattr(block, "cross_attention", None) is not None]
+    paths = ("noise_refiner", "perceiver", *(f"layers.{i}.cross_attention" for i in crossed))
+    every = {"attn_mask": MASK, "freqs_cis": SplitInput(1), "noise_mask": MASK}
+    return one_stream("layers", "x", every, **dict.fromkeys(paths, Whole()))(model, plan)
+
+
+def _kandinsky6(model: Any, _: SplitPlan) -> SplitPlan:
+    """Picture and sound, each of which attends to a text of its own that is whole, and to the other."""
+    path = "visual_transformer_blocks"
+    texts = [f"{which}_text_transformer_blocks" for which in ("video", "audio")]
+    texts += [f"{path}.*.{which}_dec_block.cross_attention" for which in ("video", "audio")]
+    return {
+        **dict.fromkeys(texts, Whole()),
+        f"{path}.*": {"vis_rope": SplitInput(0), "aud_rope": SplitInput(0)},
+        f"{path}.0": {"vis": TOKENS, "aud": TOKENS},
+        **last(path, model.visual_transformer_blocks, JoinOutput(), JoinOutput()),
+    }
+
+
 MASKED = {"attention_mask": SplitInput(-1, 4, PICTURE + TEXT)}
 MOTIF = Never("a share of the text cannot tell which of it is the picture's")
 SPARSE = Never("its attention looks at blocks of the picture alone")
@@ -134,6 +156,8 @@ MORE_PLANS: dict[str | type, MadePlan] = {
         {"rope": SplitInput(1), "sparse_params": SPARSE},
         **{"text_transformer_blocks": Whole(), "visual_transformer_blocks.*.cross_attention": Whole()},
     ),
+    "Kandinsky6Transformer3DModel": _kandinsky6,
+    "BriaFibo2Transformer2DModel": _fibo2,
     "Krea2Transformer2DModel": one_stream(
         "transformer_blocks",
         "hidden_states",

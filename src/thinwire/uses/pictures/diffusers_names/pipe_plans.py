@@ -223,6 +223,9 @@ PIPES: dict[str | type, PipePlan] = {
     "Kandinsky5Transformer3DModel": PipePlan(
         (BlockList("visual_transformer_blocks", "visual_embed"),), once=("text_transformer_blocks.*",)
     ),
+    "BriaFibo2Transformer2DModel": PipePlan(
+        (BlockList("layers", "x"),), once=("noise_refiner.*", "perceiver")
+    ),
     "ZImageTransformer2DModel": PipePlan(  # one sequence of picture and text, which is cut as a whole
         (BlockList("layers", "x"),),
         once=("noise_refiner.*", "context_refiner.*"),
