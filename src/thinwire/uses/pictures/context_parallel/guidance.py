@@ -8,7 +8,7 @@ three, gives the same values and gains less.
 from __future__ import annotations
 
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from typing import Any
 
 import torch
@@ -16,20 +16,21 @@ from torch import Tensor, nn
 from torch.utils._pytree import tree_flatten, tree_map, tree_unflatten
 
 from thinwire.collectives import MeshExchange
-from thinwire.types import InputError, LinkError, require
-from thinwire.uses.pictures.coding import Coding, Endpoints
+from thinwire.types import InputError, require
+from thinwire.uses.pictures.coding import Coding
 from thinwire.uses.pictures.context_parallel.modes import Division
+from thinwire.uses.pictures.context_parallel.whole_outputs import WholeOutputs
 from thinwire.uses.pictures.diffusers_names.hooks import intercepted
 from thinwire.uses.pictures.diffusers_names.interfaces import Given
 from thinwire.uses.pictures.diffusers_names.plans import SplitPlan
-from thinwire.uses.pictures.messages import CheckedExchange, Posted, SentValues
-from thinwire.uses.pictures.model_calls import CallInputs, CountedCalls, ModelCall, shapes_of
+from thinwire.uses.pictures.messages import Posted, SentValues
+from thinwire.uses.pictures.model_calls import CallInputs, ModelCall, shapes_of
 from thinwire.uses.pictures.rank_message import Key, TensorKind
 
 Outputs = Sequence[Tensor]
 
 
-class GuidanceParallel(CountedCalls):
+class GuidanceParallel(WholeOutputs):
     """The outputs of one model, of which this rank computes every other one; a ``WholeForward``."""
 
     def __init__(
@@ -38,12 +39,8 @@ class GuidanceParallel(CountedCalls):
         n = len(exchange.ranks)
         text = f"mode guidance is for 2 ranks, one for each forward pass of a step, not for {n}; start 2"
         require(n == 2, InputError, f"{text}, or use mode batch")
-        self._exchange, self._coding = CheckedExchange(exchange, deadline), output
-        super().__init__(self._exchange.inquiry)
-        self.tally = self._exchange.tally
-        self._ranks, self._rank = exchange.ranks, exchange.rank
+        super().__init__(exchange, output, deadline)
         self._outputs: dict[Hashable, tuple[Any, Outputs]] = {}  # how those of a stream look
-        self._forget()
 
     def attached(self, model: nn.Module, plan: SplitPlan | None = None) -> AbstractContextManager[None]:
         """Let the calls of ``model`` exchange inside the block."""
@@ -67,24 +64,9 @@ class GuidanceParallel(CountedCalls):
         self._ended = True
         return tree_unflatten(list(found), form)
 
-    def leave(self, cause: BaseException | None = None) -> None:
-        """Tell the peer not to wait for this rank any more."""
-        with suppress(LinkError):
-            self._abandon(cause)
-        self._exchange.leave(cause)
-        with suppress(LinkError):
-            self._abandon(cause)
-
-    def _abandon(self, cause: BaseException | None = None) -> None:
-        """Tell the peer, who may wait for this pass or for the next, that none comes."""
-        for _ in range(2):
-            self._exchange.abandon(cause)
-            self._exchange.skip()
-
     def _forget(self) -> None:
-        self._ends = Endpoints(self._coding, self._exchange.others)
+        super()._forget()
         self._later: Outputs = ()
-        self._exchange.begin(self.clock.generation)
 
     def _await(self) -> None:
         """Take what was to come later, if nobody has read it."""

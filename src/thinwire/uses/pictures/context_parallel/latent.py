@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from contextlib import AbstractContextManager, suppress
+from contextlib import AbstractContextManager
 from itertools import pairwise
 from typing import Any
 
@@ -17,31 +17,28 @@ import torch
 from torch import Tensor, nn
 
 from thinwire.collectives import MeshExchange
-from thinwire.types import InputError, LinkError, require
-from thinwire.uses.pictures.coding import Coding, Endpoints
+from thinwire.types import InputError, require
+from thinwire.uses.pictures.coding import Coding
 from thinwire.uses.pictures.context_parallel.modes import Division
+from thinwire.uses.pictures.context_parallel.whole_outputs import WholeOutputs
 from thinwire.uses.pictures.diffusers_names.hooks import intercepted
 from thinwire.uses.pictures.diffusers_names.interfaces import Given
 from thinwire.uses.pictures.diffusers_names.latent_grids import WIDTH, grid_of
 from thinwire.uses.pictures.diffusers_names.plans import SplitPlan
-from thinwire.uses.pictures.messages import CheckedExchange
-from thinwire.uses.pictures.model_calls import CallInputs, CountedCalls, shapes_of
+from thinwire.uses.pictures.model_calls import CallInputs, shapes_of
 from thinwire.uses.pictures.rank_message import Key, TensorKind
 
 _AXES = ("frames", "rows", "columns")
 
 
-class LatentParallel(CountedCalls):
+class LatentParallel(WholeOutputs):
     """The outputs of one model, of which this rank computes a part in each call; a ``WholeForward``."""
 
     def __init__(
         self, exchange: MeshExchange, attention: Coding, output: Coding, division: Division, deadline: float
     ) -> None:
-        self._exchange, self._coding = CheckedExchange(exchange, deadline), output
-        super().__init__(self._exchange.inquiry)
-        self.tally, self._overlap = self._exchange.tally, division.overlap / 100
-        self._ranks, self._rank = exchange.ranks, exchange.rank
-        self._forget()
+        super().__init__(exchange, output, deadline)
+        self._overlap = division.overlap / 100
 
     def attached(self, model: nn.Module, plan: SplitPlan | None = None) -> AbstractContextManager[None]:
         """Let the calls of ``model`` be of parts inside the block."""
@@ -66,21 +63,6 @@ class LatentParallel(CountedCalls):
             return (joined, *made[1:])
         made.sample = joined
         return made
-
-    def leave(self, cause: BaseException | None = None) -> None:
-        """Tell the others not to wait for this rank any more."""
-        with suppress(LinkError):
-            self._abandon(cause)
-        self._exchange.leave(cause)
-
-    def _abandon(self, cause: BaseException | None = None) -> None:
-        for _ in range(2):
-            self._exchange.abandon(cause)
-            self._exchange.skip()
-
-    def _forget(self) -> None:
-        self._ends = Endpoints(self._coding, self._exchange.others)
-        self._exchange.begin(self.clock.generation)
 
     def _exchanged(self, mine: Tensor, check: int, axis: int, parts: list[slice]) -> list[Tensor]:
         """Return the outputs of all ranks for their parts, as all of them have them."""

@@ -19,7 +19,7 @@ from safetensors.torch import load_file, save_file
 from tcp_proxy import TcpProxy
 from torch import Tensor, nn
 
-from thinwire.types import InputError
+from thinwire.types import InputError, LinkError
 from thinwire.uses.pictures.agreement import Parallel
 from thinwire.uses.pictures.run.video import wan_fashion
 from thinwire.uses.pictures.run.video.clips import Clip, sample_clip
@@ -27,7 +27,7 @@ from thinwire.uses.pictures.run.video.clips import Clip, sample_clip
 pytest.importorskip("diffusers")
 
 Meshes = dict[int, list[Mesh]]
-CLIP = ("--model", "wan-fashion", "--frames", "6", "--canvas", "32x36", "--steps", "8", "--threads", "1")
+CLIP = ("--model", "wan-fashion", "--frames", "6", "--canvas", "32x36", "--steps", "6", "--threads", "1")
 
 
 def calls(frames: int, height: int, width: int) -> list[Inputs]:
@@ -96,6 +96,30 @@ def test_a_clip_goes_on_over_a_line_that_was_cut(ranks: Meshes, recipe: str) -> 
         for made in on_ranks(cut, model, recipe, lambda *given: use(*given, proxy), deadline=6.0):
             assert torch.equal(made, wanted)
         assert proxy.connections > first
+
+
+@pytest.mark.parametrize("recipe", ["latent", "compact-pipe"])
+def test_a_clip_follows_an_interrupted_one(ranks: Meshes, recipe: str) -> None:
+    model, clip = wan_fashion.build(0), Clip(6, 32, 36)
+
+    def use(own: Any, found: Parallel, interrupted: bool) -> Tensor:
+        session: Any = found._session
+        if interrupted and session._rank == 1:
+            handle = own.blocks[3].register_forward_hook(interrupt)
+            with pytest.raises(KeyboardInterrupt):
+                sample_clip(own, clip, 3, seed=1)
+            handle.remove()
+        elif interrupted:
+            with pytest.raises(LinkError, match="rank 1 has left, or ended with an error"):
+                sample_clip(own, clip, 3, seed=1)
+        return sample_clip(own, clip, 3, seed=2)
+
+    def interrupt(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    wanted, _ = on_ranks(ranks[2], model, recipe, lambda *given: use(*given, False))
+    for made in on_ranks(ranks[2], model, recipe, lambda *given: use(*given, True), deadline=600.0):
+        assert torch.equal(made, wanted)
 
 
 DIES = """
