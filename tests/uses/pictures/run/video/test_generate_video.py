@@ -99,6 +99,11 @@ def test_what_is_still_does_not_flicker_and_what_moves_wrongly_does() -> None:
     [
         (("demo", "video", "--frames", "7"), "--frames 7 is no clip; give an even number from 2 to 64"),
         (("demo", "video", "--canvas", "65x64"), "--canvas 65x64 is not made here; give multiples of 4"),
+        (
+            ("demo", "video", "--link", "fast"),
+            "cannot read 'fast' in link 'fast'; write it like 100mbit,50ms",
+        ),
+        (("demo", "video", "--classes", "1,2,3,4"), "--classes names 4 garments for a clip; name 1 to 3"),
         (("generate", "one", "--frames", "8"), "--frames is for wan-fashion, and flux-fashion has none"),
     ],
 )
@@ -106,3 +111,10 @@ def test_what_cannot_be_is_refused_before_anything(tmp_path: Path, asked: tuple[
     command = warm().run(tmp_path, *asked, "--out", tmp_path / "out", "--quiet")
     assert command.code == 2 and said in sentence(command)
     assert not list(tmp_path.glob("out/*/run.json"))
+
+
+def test_a_file_in_the_place_of_the_folder_is_refused_and_stays(tmp_path: Path) -> None:
+    (tmp_path / "out").write_text("mine")
+    command = warm().run(tmp_path, "demo", "video", "--out", tmp_path / "out")
+    assert command.code == 2 and command.err.rstrip().endswith("out is a file; choose another --out")
+    assert (tmp_path / "out").read_text() == "mine" and "Traceback" not in command.err
