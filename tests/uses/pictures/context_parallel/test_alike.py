@@ -278,7 +278,7 @@ def test_many_blocks_leave_nothing_behind(recipe: str) -> None:
     """Neither handlers nor messages, but for those of the last one."""
     model, sizes = flux(), list[int]()
     with meshes(2) as two:
-        for _ in range(4):
+        for _ in range(3):
             on_ranks(
                 two, model, recipe, lambda own, _: one_device(own, [flux_inputs(), flux_inputs(time=0.4)])
             )

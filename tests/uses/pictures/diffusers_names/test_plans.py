@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import copy
+from functools import partial
+from itertools import chain
 from typing import Any
 
 import pytest
@@ -9,12 +12,13 @@ import torch
 from bench.pictures.tiny import drawn
 from bench.pictures.tiny_images import picture
 from each import each
-from meshes import Mesh
+from meshes import Mesh, together
 from picture_hosts import HOSTS
 from picture_models import on_ranks, wan, wan_inputs
 from torch import Tensor
 from torch.utils._pytree import tree_flatten
 
+import thinwire
 from thinwire.types import InputError
 from thinwire.uses.pictures.diffusers_names.plan_entries import TOKENS, Whole
 from thinwire.uses.pictures.diffusers_names.plans import plan_of
@@ -28,18 +32,24 @@ def called(model: Any, inputs: dict[str, Any]) -> Any:
     return model(**{name: x.copy() if isinstance(x, dict | list) else x for name, x in inputs.items()})
 
 
-BESIDE = [("ulysses", name) for name in ("Mochi", "PRX", "SD3, an IP-Adapter")]
+BESIDE = ("Mochi", "PRX", "SD3, an IP-Adapter")  # they attend to tokens that are not split as well
 
 
-@each(
-    "mode, name",
-    [pair for mode in ("gather", "ulysses") for name in HOSTS if (pair := (mode, name)) not in BESIDE],
-)
-def test_uncoded_each_kind_is_as_on_one_device(ranks: dict[int, list[Mesh]], mode: str, name: str) -> None:
+@each("name", HOSTS)
+def test_uncoded_each_kind_is_as_on_one_device(ranks: dict[int, list[Mesh]], name: str) -> None:
+    """In mode gather, and then in mode ulysses."""
     make, draw = HOSTS[name]
     model, inputs = make(), {**draw(), "return_dict": True}
-    wanted = called(model, inputs)
-    for made in on_ranks(ranks[2], model, "raw", lambda own, _: called(own, inputs), mode=mode):
+    modes, wanted = ("gather",) if name in BESIDE else ("gather", "ulysses"), called(model, inputs)
+
+    def rank(peers: Mesh) -> list[Any]:
+        own, found = copy.deepcopy(model), []
+        for mode in modes:
+            with torch.no_grad(), thinwire.parallel(own, peers, "raw", mode):
+                found.append(called(own, inputs))
+        return found
+
+    for made in chain(*together([partial(rank, peers) for peers in ranks[2]])):
         assert type(made) is type(wanted)
         for x, y in zip(tensors(made), tensors(wanted), strict=True):
             assert (x - y).norm() <= 1e-6 * y.norm()
@@ -71,10 +81,10 @@ def test_what_a_share_of_the_tokens_cannot_tell_is_refused(
 
 
 def test_keys_that_every_rank_has_beside_the_shares_need_mode_gather(ranks: dict[int, list[Mesh]]) -> None:
-    for mode, name in BESIDE:
+    for name in BESIDE:
         make, draw = HOSTS[name]
         with pytest.raises(InputError, match="attends to tokens that are not split as well; use mode gather"):
-            on_ranks(ranks[2], make(), "raw", lambda own, _, draw=draw: called(own, draw()), mode=mode)
+            on_ranks(ranks[2], make(), "raw", lambda own, _, draw=draw: called(own, draw()), mode="ulysses")
 
 
 @each("height, text", [(6, 5), (6, 8), (6, 15), (8, 8), (8, 16)])
