@@ -226,7 +226,7 @@ def test_a_compiled_block_goes_on_as_before(ranks: Meshes) -> None:
 
     So is mode pipe: what it has beside the layers of attention, the other modes have not.
     """
-    model, calls = flux(), [flux_inputs(), flux_inputs(time=0.5 - 1e-7)]
+    model, calls = flux(), [flux_inputs()]
     wanted = one_device(model, calls)
 
     def use(own: nn.Module, found: Parallel) -> list[Tensor]:
