@@ -6,7 +6,7 @@ from one noise; all are held against one machine's clip. Only ``links`` has time
 
 - ``bits``: how many bits a value, against float16;
 - ``patches``: into how many parts a clip is cut, and whether along time or space;
-- ``memory``: what residuals are of, and how the first steps are sent;
+- ``memory``: what residuals are of, how the first steps are sent, whether frames are coded one by one;
 - ``four``: four ranks with a block each, which share the cores;
 - ``links``: pipes beside the other ways, over slow links.
 """
@@ -28,11 +28,12 @@ WAYS = {
     "bits": BITS,
     "patches": (
         *(f"{way}:patches={many}" for way in (FP16, OURS) for many in (2, 4, 8)),
-        *(f"{way}:over=space" for way in (FP16, OURS)),
+        *(f"{way}:over=space{more}" for way in (FP16, OURS) for more in ("", ",patches=8")),
     ),
     "memory": (
         OURS,
-        *(f"{OURS}:{how}" for how in ("order=1", "early=0", "order=1,early=0", "warmup=2", "warmup=4")),
+        *(f"{OURS}:{how}" for how in ("order=1", "early=0", "chain=0", "warmup=2", "warmup=4")),
+        *(f"{OURS}:bits=3,{how}" for how in ("chain=0", "early=0")),
         f"{FP16}:warmup=4",
     ),
     "four": (*BITS[:4], f"{OURS}:patches=8", "compact"),
