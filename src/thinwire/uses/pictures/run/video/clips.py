@@ -26,7 +26,7 @@ GARMENTS = Path(__file__).parent / "mean-garments.safetensors"
 PATCH = (2, 4, 4)  # frames, rows and columns of a token
 MOST_GARMENTS, MOST_FRAMES, LEAST_SIDE, MOST_SIDE = 3, 64, 32, 128
 FIRST_MOTION = ANYTHING + 1  # the channel of a word that says "slide"
-START = 0.5  # the share of noise that a sample begins with, over its storyboard
+START = 0.6  # the share of noise that a sample begins with, over its storyboard
 TICKS = 1000  # what the model calls time 1
 
 
