@@ -170,7 +170,7 @@ train-flux-fashion: setup  ## The weights of flux-fashion (an hour; goes on wher
 train-flux-fashion-moe: setup  ## The weights of flux-fashion-moe (ten minutes; goes on where it stopped; needs THINWIRE_DATA)
 	$(BIN)/python -m bench.pictures.flux_fashion_moe
 
-train-wan-fashion: setup  ## The weights of wan-fashion (an hour of one core; goes on where it stopped; needs THINWIRE_DATA)
+train-wan-fashion: setup  ## The weights of wan-fashion (two hours of one core; goes on where it stopped; needs THINWIRE_DATA)
 	$(BIN)/python -m bench.pictures.wan_fashion
 
 bench-video: setup  ## Clips by pipes of two and four ranks: bits, patches, memories, links (40 minutes; goes on where it stopped; root)

@@ -34,7 +34,7 @@ from thinwire.uses.pictures.run.video.clips import (
 from thinwire.uses.pictures.run.video.moving import MOTIONS, moving
 from thinwire.uses.pictures.run.video.wan_fashion import FOLDER, WEIGHTS, build
 
-STEPS, RATE = 4900, 1e-3
+STEPS, RATE = 8500, 1.2e-3
 NOISIEST = 0.8  # of the times of the last steps; a sample begins below it
 WIDE = 3.0  # the shift of times at first: the whole of a flow
 WHOLE, SHIFTS = 4100, (0.5, 2.0)  # after so many steps only lower times: for details, for shapes

@@ -48,7 +48,7 @@ CPU, CUDA = "cpu", "cuda"
 PATCHES = (1, 4, 8, 16, 32)
 PASSES = (1.0, 3.0, 10.0, 30.0)  # seconds that one machine may take for a pass
 PAYING = 16, "100 Mbit/s, 5 ms"  # patches and link where those are compared
-RECIPES = ("pipe-fp16", "compact-pipe", "compact-pipe:bits=2")
+RECIPES = ("pipe-fp16", "compact-pipe", "compact-pipe:bits=3", "compact-pipe:bits=2")
 LINKS = {
     "1 Gbit/s, 1 ms": (125e6, 1e-3),
     "100 Mbit/s, 5 ms": (12.5e6, 5e-3),
