@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import random
+import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -19,6 +21,16 @@ from thinwire.uses.pictures.workers.worker_session import WorkerWaits, wait_for_
 HOST = "127.0.0.1"
 
 
+def two_free_ports() -> int:
+    """Return a port that is free with the next one, below those that the system gives to anybody."""
+    for port in random.sample(range(20000, 32000, 2), 100):
+        with suppress(OSError), socket.socket() as one, socket.socket() as two:
+            one.bind((HOST, port))
+            two.bind((HOST, port + 1))
+            return port
+    raise LinkError("no two ports in a row are free")
+
+
 class ThreadWorker:
     """A worker on a thread of this process."""
 
@@ -30,7 +42,7 @@ class ThreadWorker:
         **waiting: float,
     ) -> None:
         self.kept, self.said = KeptModel(models, torch.device("cpu"), loaders), list[str]()
-        self.hub = Hub.bind(HOST, 0, token=token)
+        self.hub = Hub.bind(HOST, two_free_ports(), token=token)
         self.address = f"{HOST}:{self.hub.port}"
         self._waiting = WorkerWaits(HOST, token, **waiting)
         self._thread = Thread(target=self._run, daemon=True)

@@ -31,9 +31,12 @@ class Levels(NamedTuple):
 
 
 @lru_cache(maxsize=64)
-def _table(levels: Levels, device: torch.device) -> Tensor:
-    """Return the edges and levels on a device, float32."""
-    return torch.tensor([*levels.edges, *levels.levels], dtype=torch.float32, device=device)
+def table(values: tuple[float, ...], device: torch.device) -> Tensor:
+    """Return values on a device, float32, without a copy to it."""
+    made = torch.empty(len(values), dtype=torch.float32, device=device)
+    for place, value in enumerate(values):
+        made[place].fill_(value)
+    return made
 
 
 def _sums(x: Tensor, held: Tensor, shape: tuple[int, int, int], against: bool) -> tuple[Tensor, Tensor]:
@@ -89,7 +92,7 @@ def coded(
     triton_calls.launch(
         levelling.levelled,
         (-(-m // SIZE),),
-        (x, held, restored, packed, stored, _table(levels, x.device)),
+        (x, held, restored, packed, stored, table(levels.edges + levels.levels, x.device)),
         (n, m, count * rows, rows * width),
         (width, SIZE, levels.bits, planes, against, back, limit),
     )
@@ -117,7 +120,7 @@ def values(
     triton_calls.launch(
         levelling.scaled,
         (-(-m // SIZE),),
-        (packed, row, column, held, restored, flags, _table(levels, device)),
+        (packed, row, column, held, restored, flags, table(levels.edges + levels.levels, device)),
         (spec.numel, m, rows * width),
         (width, SIZE, levels.bits, planes, *levels.row, *levels.column, against, limit),
     )

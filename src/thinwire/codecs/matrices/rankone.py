@@ -206,6 +206,10 @@ def _levelled(x: Tensor, row: Tensor, column: Tensor, edges: tuple[float, ...]) 
 
 
 def _scaled(codes: Tensor, row: Tensor, column: Tensor, levels: tuple[float, ...]) -> Tensor:
-    table = torch.tensor([*(-level for level in reversed(levels)), *levels], device=codes.device)
-    values = table.index_select(0, codes.flatten().to(torch.int32)).view(codes.shape)
+    signed = tuple(-level for level in reversed(levels)) + levels
+    values = (
+        rankone_calls.table(signed, codes.device)
+        .index_select(0, codes.flatten().to(torch.int32))
+        .view(codes.shape)
+    )
     return values.mul_(row[:, :, None]).mul_(column[:, None, :])

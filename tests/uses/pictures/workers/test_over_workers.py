@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import socket
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -239,6 +240,18 @@ def test_a_host_that_makes_no_call_is_let_go(models: Path) -> None:
         until(lambda: any("waited 0.3 s for the next call" in line for line in worker.said), worker.said)
         begin(flux(), [worker.address], model="flux")  # meanwhile another
         one_device(model, [flux_inputs()])
+
+
+def test_a_worker_whose_port_is_taken_says_so_at_once(models: Path) -> None:
+    with crew(models) as (worker,), socket.socket() as other:
+        other.bind(("127.0.0.1", worker.hub.port + 1))
+        other.listen()
+        said = f"the worker {worker.address} cannot connect: .*{worker.hub.port + 1}"
+        with (
+            pytest.raises(LinkError, match=said),
+            thinwire.over_workers(flux(), [worker.address], "raw", model="flux"),
+        ):
+            pass
 
 
 def test_a_host_that_vanishes_is_followed_by_the_next(models: Path) -> None:

@@ -94,19 +94,7 @@ def _met(visit: HostVisit, hub: Hub, waiting: WorkerWaits) -> Iterator[Mapping[i
         lambda key, value: visit.say(WorkerWord.NOTE, key=key, value=value), lambda: _read(visit, board)
     )
     visit.wait(WorkerWord.CONNECT, waiting.idle, lambda words: _take(board, words))
-    job = visit.job
-    peers = connect_mesh(
-        job.rank,
-        job.world,
-        board,
-        host=waiting.host,
-        port=hub.port + 1,
-        advertise=job.reach,
-        token=waiting.token,
-        deadline=min(SILENCE, waiting.deadline),
-        connect_timeout=waiting.deadline,
-        first_dials=True,
-    )
+    peers = _connected(visit, board, hub.port + 1, waiting)
     try:
         visit.over(peers)
         visit.say(WorkerWord.MET)
@@ -115,6 +103,27 @@ def _met(visit: HostVisit, hub: Hub, waiting: WorkerWaits) -> Iterator[Mapping[i
         visit.over({})
         for peer in peers.values():
             peer.close(0.0 if visit.gone else 1.0)
+
+
+def _connected(visit: HostVisit, board: MeetingBoard, port: int, waiting: WorkerWaits) -> Mapping[int, Peer]:
+    """Return the links to the others; tell the host why there are none otherwise, such as a taken port."""
+    job = visit.job
+    try:
+        return connect_mesh(
+            job.rank,
+            job.world,
+            board,
+            host=waiting.host,
+            port=port,
+            advertise=job.reach,
+            token=waiting.token,
+            deadline=min(SILENCE, waiting.deadline),
+            connect_timeout=waiting.deadline,
+            first_dials=True,
+        )
+    except ThinwireError as e:
+        visit.say(WorkerWord.FAILED, text=_said(e))
+        raise
 
 
 def _read(visit: HostVisit, board: MeetingBoard) -> None:
