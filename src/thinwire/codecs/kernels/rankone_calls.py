@@ -36,6 +36,8 @@ def table(values: tuple[float, ...], device: torch.device) -> Tensor:
     made = torch.empty(len(values), dtype=torch.float32, device=device)
     for place, value in enumerate(values):
         made[place].fill_(value)
+    if device.type == "cuda":
+        torch.cuda.current_stream(device).synchronize()  # other threads use it, on streams of their own
     return made
 
 

@@ -17,6 +17,8 @@ from picture_models import on_ranks, sample
 from torch import Tensor
 from torch.utils._pytree import tree_leaves
 
+from thinwire.types import InputError
+
 pytest.importorskip("diffusers")
 
 
@@ -99,7 +101,8 @@ def test_uncoded_each_family_is_as_on_one_device(ranks: dict[int, list[Mesh]], n
             assert (x - y).norm() <= 1e-5 * y.norm()
 
 
-@each("name", ["Wan", "HunyuanVideo", "LTX-Video"])
+@pytest.mark.filterwarnings("ignore:In CPU autocast:UserWarning")  # of Mochi, by diffusers
+@each("name", ["Wan", "HunyuanVideo", "LTX-Video", "Mochi", "Cosmos", "Kandinsky 5", "EasyAnimate"])
 def test_patches_may_be_parts_of_all_frames(ranks: dict[int, list[Mesh]], name: str) -> None:
     make, draw = HOSTS[name]
     model, inputs = make(), draw() if name != "Wan" else video()
@@ -140,3 +143,10 @@ def test_frames_beside_a_text_are_coded_one_against_the_other_too(ranks: dict[in
         assert torch.equal(a, b)
         found.append(a)
     assert not torch.equal(*found)
+
+
+def test_parts_of_frames_that_are_not_known_are_refused(ranks: dict[int, list[Mesh]]) -> None:
+    make, draw = HOSTS["HunyuanVideo Framepack"]
+    said = "mode pipe does not know the frames of a HunyuanVideoFramepack.*; leave over=space out"
+    with pytest.raises(InputError, match=said):
+        on_ranks(ranks[2], make(), "pipe-fp16:over=space", lambda own, _: called(own, draw(), 1))

@@ -156,9 +156,12 @@ def test_a_patch_that_weights_do_not_show_is_refused(folder: Path, files: Path, 
     own = comfy.ModelPatcher(made("WanModel"))
     with crew(files, loaders={"comfy": ComfyLoader(folder)}) as (worker,):
         (spread,) = node().spread(own, worker.address, "", "fp16", "WanModel-tiny.safetensors")
-        own.model.diffusion_model.blocks[0].self_attn.q.weight_function = [abs]
-        with pytest.raises(InputError, match=r"changes blocks\.0\.self_attn\.q of this model as it computes"):
-            picture(spread)
+        layer = own.model.diffusion_model.blocks[0].self_attn.q
+        for name, value in (("weight_function", [abs]), ("bias_lowvram_function", abs)):
+            setattr(layer, name, value)
+            with pytest.raises(InputError, match=r"changes blocks\.0\.self_attn\.q of this model as it"):
+                picture(spread)
+            delattr(layer, name)
 
 
 def test_other_nodes_that_change_the_model_are_refused(folder: Path, files: Path, node: Any) -> None:

@@ -48,7 +48,7 @@ def _both(dim: int, first: str, second: str) -> SplitInput:
     return SplitInput(dim, 6, (first, second))
 
 
-_BESIDE = ("txt",)
+_BESIDE, _WORDS = ("txt",), ("context",)
 _DOUBLE, _SINGLE = BlockList("double_blocks", ("img", "txt")), BlockList("single_blocks", "x")
 _DOUBLE_TAKES = {"double_blocks.0": ("img", "txt", "pe", OPTIONS), "single_blocks.0": ("x", "pe", OPTIONS)}
 _FIRST_TEXT, _FIRST_PICTURE = {"pe": _both(2, "txt", "img")}, {"pe": _both(2, "img", "txt")}
@@ -71,7 +71,7 @@ FAMILIES: dict[str, ComfyFamily] = {
         },
         ("double_blocks.*", "single_blocks.*"),
         _DOUBLE_TAKES,
-        PipePlan((_DOUBLE, _SINGLE), more={"double_blocks.0": {"txt": None}}, beside=_BESIDE),
+        PipePlan((_DOUBLE, _SINGLE), more={"double_blocks.0": {"txt": None}}, beside=_BESIDE, words=_WORDS),
         never={**_CONTROL, "attention_mask": "a mask"},
         plain=_PLAIN,
     ),
@@ -87,7 +87,7 @@ FAMILIES: dict[str, ComfyFamily] = {
             "transformer_blocks.0": (_QWEN, _QWEN_TEXT, "image_rotary_emb", OPTIONS),
             "transformer_blocks.0.attn": ("image_rotary_emb", OPTIONS),
         },
-        PipePlan((BlockList("transformer_blocks", (_QWEN_TEXT, _QWEN)),)),
+        PipePlan((BlockList("transformer_blocks", (_QWEN_TEXT, _QWEN)),), words=_WORDS),
         never=_CONTROL,
         plain=("timestep_zero_index",),
     ),
@@ -105,6 +105,7 @@ FAMILIES: dict[str, ComfyFamily] = {
             (_DOUBLE, _SINGLE),
             more={"txt_in": {0: None}},
             beside=_BESIDE,
+            words=_WORDS,
             text_after=True,
             frames=_frames,
         ),

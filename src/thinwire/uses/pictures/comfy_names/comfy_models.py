@@ -48,7 +48,7 @@ def loaded_family(model: nn.Module) -> ComfyFamily:
 
     Where memory is low, ComfyUI adds a LoRA to weights only as it computes, so that they look unchanged.
     """
-    functions = ("weight_function", "bias_function")
+    functions = [f"{of}{kind}" for of in ("weight", "bias") for kind in ("_function", "_lowvram_function")]
     changed = [name for name, part in model.named_modules() if any(getattr(part, f, None) for f in functions)]
     text = f"ComfyUI changes {''.join(changed[:1])} of this model as it computes, as it does for a LoRA where"
     advice = (

@@ -68,7 +68,8 @@ class PipeFusion(CountedCalls):
         self._plan, self._model = pipe_plan_of(model), model
         blocks = blocks_of(model)
         self._own = ranges_of(model, blocks, len(self._ranks))[self._place]
-        self._streams_beside = {name for block in blocks for name in block.streams} & set(self._plan.beside)
+        beside = {name for block in blocks for name in block.streams} & set(self._plan.beside)
+        self._words = set(self._plan.words) or beside
         return piped(model, self, self, plan)
 
     def leave(self, cause: BaseException | None = None) -> None:
@@ -86,7 +87,8 @@ class PipeFusion(CountedCalls):
         self._begin(given, shapes_of(inputs), seen.time)
         self._inputs = self._inquiry.note(self.clock.generation, seen.sums)
         self._frames = self._plan.frames(self._model, inputs)
-        beside = [inputs.get(name) for name in self._streams_beside]
+        self._moves = any(_is_video(x) for x in inputs.values())
+        beside = [inputs.get(name) for name in self._words]
         self._beside = sum(x.shape[1] for x in beside if isinstance(x, Tensor))
         self._cuts, self._outputs = None, []
         turns = [None] if self._call.step < self._warmup else range(self._number)
@@ -121,6 +123,8 @@ class PipeFusion(CountedCalls):
     def _cut_up(self, tokens: int) -> Patches:
         """Return the patches of a call, as many as in the first one of its picture."""
         frames = self._frames if self._division.over == SPACE else 0
+        text = f"mode pipe does not know the frames of a {type(self._model).__name__}; leave over={SPACE} out"
+        require(bool(frames) or self._division.over != SPACE or not self._moves, InputError, text)
         best = min(suited(tokens, self._beside, len(self._ranks)), tokens // (frames or 1))
         self._number = self._number or self._division.patches or best
         self._repairs.await_of_each(2 * self._number + 1)  # two packets a patch, and the output
@@ -356,4 +360,10 @@ class PipeFusion(CountedCalls):
     _turn: int | None = None  # which patch, or all
     _block, _attention, _heard = 0, 0, False  # of the block that runs
     _cuts: Patches | None = None
+    _moves = False
     _frames, _beside, _number = 0, 0, 0  # of the tokens; beside each patch; of patches
+
+
+def _is_video(x: Any) -> bool:
+    """Say whether an input is latents of several frames [B, channels, frames, height, width]."""
+    return isinstance(x, Tensor) and x.dim() == 5 and x.shape[2] > 1

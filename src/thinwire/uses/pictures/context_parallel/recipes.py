@@ -168,7 +168,7 @@ def compact_pipe(
 ) -> Made:
     """Send what has changed in the hidden state of a patch since its last turn, 4 bits by default [ours].
 
-    A video is coded frame after frame, each against what the one before it decodes to.
+    Where a patch has whole frames of a video, each is coded against what the one before it decodes to.
     """
     codec = RankOne(bits) if bits <= 4 else Uniform(bits, group=64)
     change = Delta() if order == 1 else SecondOrderDelta(0.75)

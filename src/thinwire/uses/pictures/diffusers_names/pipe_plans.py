@@ -51,6 +51,7 @@ class PipePlan:
     lists: tuple[BlockList, ...]
     more: SplitPlan = field(default_factory=dict)
     beside: tuple[str, ...] = (TEXT,)
+    words: tuple[str, ...] = ()
     everywhere: tuple[str, ...] = ()
     once: tuple[str, ...] = ()
     text_after: bool = False
@@ -118,14 +119,14 @@ def _without_text(entries: Any) -> Any:
     return {n: entry for n, entry in entries.items() if not {n, getattr(entry, "name", n)} & _TEXTS}
 
 
-def _frames(axis: int, setting: str) -> Callable[[Any, Mapping[str, Any]], int]:
+def _frames(axis: int, setting: str = "") -> Callable[[Any, Mapping[str, Any]], int]:
     """Count the frames along an axis of the hidden states, some of which a setting makes one.
 
     As embeddings count them: what is left over is dropped.
     """
 
     def count(model: Any, inputs: Mapping[str, Any]) -> int:
-        size = getattr(model.config, setting)
+        size = getattr(model.config, setting) if setting else 1
         return int(inputs[HIDDEN].shape[axis] // ((size[0] if isinstance(size, Sequence) else size) or 1))
 
     return count
@@ -158,11 +159,11 @@ PIPES: dict[str | type, PipePlan] = {
     ),
     "CogView3PlusTransformer2DModel": _TEXT_FIRST,
     "CogView4Transformer2DModel": _TEXT_FIRST,
-    "EasyAnimateTransformer3DModel": _TEXT_FIRST,
+    "EasyAnimateTransformer3DModel": replace(_TEXT_FIRST, frames=_frames(2)),
     "PixArtTransformer2DModel": _MASKED,
     "DiTTransformer2DModel": replace(_ALONE, divided=False),  # its first block embeds the time
-    "AllegroTransformer3DModel": _MASKED,
-    "CosmosTransformer3DModel": _ALONE,
+    "AllegroTransformer3DModel": replace(_MASKED, frames=_frames(2, "patch_size_t")),
+    "CosmosTransformer3DModel": replace(_ALONE, frames=_frames(2, "patch_size")),
     "StableAudioDiTModel": _ALONE,
     "LuminaNextDiT2DModel": PipePlan((BlockList("layers", HIDDEN),)),
     "Lumina2Transformer2DModel": PipePlan(  # as Z-Image
@@ -173,7 +174,10 @@ PIPES: dict[str | type, PipePlan] = {
     "SkyReelsV2Transformer3DModel": _WAN,
     "ChronoEditTransformer3DModel": _WAN,
     "HunyuanVideo15Transformer3DModel": PipePlan(
-        (BlockList(_DOUBLE, _TEXT_LAST),), once=("context_embedder",), text_after=True
+        (BlockList(_DOUBLE, _TEXT_LAST),),
+        once=("context_embedder",),
+        text_after=True,
+        frames=_frames(2, "patch_size_t"),
     ),
     "HunyuanVideoTransformer3DModel": PipePlan(
         (BlockList(_DOUBLE, _TEXT_LAST), BlockList(_SINGLE, _TEXT_LAST)),
@@ -210,7 +214,9 @@ PIPES: dict[str | type, PipePlan] = {
         once=("context_embedder",),
         text_after=True,
     ),
-    "MochiTransformer3DModel": PipePlan((BlockList(_DOUBLE, _TEXT_LAST),), text_after=True),
+    "MochiTransformer3DModel": PipePlan(
+        (BlockList(_DOUBLE, _TEXT_LAST),), text_after=True, frames=_frames(2)
+    ),
     "PRXTransformer2DModel": PipePlan((BlockList("blocks", HIDDEN),)),
     "GlmImageTransformer2DModel": _TEXT_FIRST,
     "Krea2Transformer2DModel": PipePlan((BlockList(_DOUBLE, HIDDEN),), once=("text_fusion",)),
@@ -221,7 +227,9 @@ PIPES: dict[str | type, PipePlan] = {
     "AnyFlowTransformer3DModel": PipePlan((BlockList("blocks", HIDDEN),)),
     "StableAudio3DiTModel": PipePlan((BlockList(_DOUBLE, HIDDEN),)),
     "Kandinsky5Transformer3DModel": PipePlan(
-        (BlockList("visual_transformer_blocks", "visual_embed"),), once=("text_transformer_blocks.*",)
+        (BlockList("visual_transformer_blocks", "visual_embed"),),
+        once=("text_transformer_blocks.*",),
+        frames=_frames(1, "patch_size"),
     ),
     "BriaFibo2Transformer2DModel": PipePlan(
         (BlockList("layers", "x"),), once=("noise_refiner.*", "perceiver")
