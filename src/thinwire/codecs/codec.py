@@ -188,8 +188,8 @@ def decode_as(codec: Codec, spec: TensorSpec, parts: tuple[Tensor, ...]) -> Tens
 
 
 def saturated(x: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return float32 values in a dtype; what float16 has no room for is the largest that it has."""
-    return (x.clamp(-65504.0, 65504.0) if dtype == torch.float16 else x).to(dtype)
+    """Return float32 values in a dtype; float16 ends at the largest that it has, as then ``x`` does too."""
+    return (x.clamp_(-65504.0, 65504.0) if dtype == torch.float16 else x).to(dtype)
 
 
 def head(payload: Payload, dtype: torch.dtype, n: int) -> Tensor:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from thinwire.codecs.codec import Layout, check_layout, layout_nbytes
+from thinwire.codecs.codec import Layout, check_layout, layout_nbytes, saturated
 from thinwire.codecs.kernels import scales
 from thinwire.codecs.kernels.bits import pack, packed_nbytes, unpack
 from thinwire.codecs.kernels.scales import Grid
@@ -82,9 +82,7 @@ class FixedPoint(Spec):
         x = torch.empty(codes.shape, dtype=torch.float32, device=codes.device)
         for at, block, unit in grid.blocks(codes, step):
             torch.mul((block - self.half).view(torch.int8), unit, out=x[at : at + len(block)])
-        if spec.dtype == torch.float16:
-            x.clamp_(-65504.0, 65504.0)
-        return grid.gather(x).to(spec.dtype).reshape(spec.shape)
+        return saturated(grid.gather(x), spec.dtype).reshape(spec.shape)
 
     def layout(self, spec: TensorSpec) -> Layout:
         grid = Grid.of(spec, "channel", 1)

@@ -9,7 +9,7 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from thinwire.codecs.codec import Layout, check_layout, layout_nbytes
+from thinwire.codecs.codec import Layout, check_layout, layout_nbytes, saturated
 from thinwire.codecs.kernels import scales, tiles_calls, triton_calls
 from thinwire.codecs.kernels.bits import pack, packed_nbytes, unpack
 from thinwire.codecs.kernels.scales import Grid, block_rows, scratch
@@ -118,9 +118,7 @@ class TileAdaptive(Spec):
             pivots = unpack(packed, _bits(grid.width), len(rows)).to(torch.int64)
             turned = _unturn(codes.index_select(0, rows), zeros[rows], pivots)
             x.index_copy_(0, rows, turned.mul_(step[rows, None]))
-        if spec.dtype == torch.float16:
-            x.clamp_(-65504.0, 65504.0)
-        return grid.gather(x).to(spec.dtype).reshape(spec.shape)
+        return saturated(grid.gather(x), spec.dtype).reshape(spec.shape)
 
     def _by_kernels(self, payload: Payload, grid: Grid) -> Tensor:
         spec, bits = payload.spec, _bits(grid.width)

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.codecs.codec import Layout, check_layout, layout_nbytes
+from thinwire.codecs.codec import Layout, check_layout, layout_nbytes, saturated
 from thinwire.codecs.kernels import kernel_calls, scales, uniform_calls
 from thinwire.codecs.kernels.bits import pack, packed_nbytes, unpack
 from thinwire.codecs.kernels.noise import add_dither, fingerprint, table
@@ -150,9 +150,8 @@ class Uniform(Spec):
             x = kernel_calls.dequantised(values, stored, scales.bounds(self.scale_dtype), self.top)
         if x is None:  # and here it is said what is wrong
             x = self._values(values, grid, scales.load(stored, self.scale_dtype))
-        if spec.dtype == torch.float16:
-            x.clamp_(-65504.0, 65504.0)  # a scale that was rounded up may reach just above
-        return grid.gather(x).to(spec.dtype).reshape(spec.shape)
+        # a scale that was rounded up may reach just above what float16 has
+        return saturated(grid.gather(x), spec.dtype).reshape(spec.shape)
 
     def _values(self, codes: Tensor, grid: Grid, step: Tensor) -> Tensor:
         x = torch.empty(codes.shape, dtype=torch.float32, device=codes.device)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import math
 import threading
 from collections.abc import Sequence
-from functools import lru_cache
 from pathlib import Path
 from typing import NamedTuple
 
@@ -188,32 +187,27 @@ def magnitudes(x: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
     return (by_row, by_column, exponents) if done == len(x) else None
 
 
-def levelled(x: Tensor, row: Tensor, column: Tensor, edges: Sequence[float]) -> Tensor:
+def levelled(x: Tensor, row: Tensor, column: Tensor, edges: Tensor) -> Tensor:
     """Return the codes of float32 [matrices, rows, width] under its scales: levels from the lowest up.
 
-    ``edges`` are between magnitudes, none, 1, 3 or 7. uint8, as ``x``; ``row`` is float32 [matrices, rows],
-    ``column`` float32 [matrices, width].
+    ``edges``, float32, are between magnitudes: none, 1, 3 or 7. uint8, as ``x``; ``row`` is float32
+    [matrices, rows], ``column`` float32 [matrices, width].
     """
-    codes, table = _room(x.numel(), torch.uint8), _floats(tuple(edges))
+    codes = _room(x.numel(), torch.uint8)
     given = _at(x, torch.float32), *x.shape, *_scales(x, row, column)
-    _FUNCTIONS["levelled"](*given, table.data_ptr(), len(edges), codes.data_ptr())
+    _FUNCTIONS["levelled"](*given, _at(edges, torch.float32), len(edges), codes.data_ptr())
     return codes.view(x.shape)
 
 
-def scaled(codes: Tensor, row: Tensor, column: Tensor, levels: Sequence[float]) -> Tensor:
+def scaled(codes: Tensor, row: Tensor, column: Tensor, levels: Tensor) -> Tensor:
     """Return what ``levelled``'s codes stand for, float32, as ``codes``.
 
-    ``levels`` are the positive ones, 1, 2, 4 or 8.
+    ``levels``, float32, are the positive ones, 1, 2, 4 or 8.
     """
-    found, table = _room(codes.numel(), torch.float32), _floats(tuple(levels))
+    found = _room(codes.numel(), torch.float32)
     given = _at(codes, torch.uint8), *codes.shape, *_scales(codes, row, column)
-    _FUNCTIONS["scaled"](*given, table.data_ptr(), len(levels), found.data_ptr())
+    _FUNCTIONS["scaled"](*given, _at(levels, torch.float32), len(levels), found.data_ptr())
     return found.view(codes.shape)
-
-
-@lru_cache(maxsize=64)
-def _floats(values: tuple[float, ...]) -> Tensor:
-    return torch.tensor(values, dtype=torch.float32, device=_CPU)
 
 
 def uniform(

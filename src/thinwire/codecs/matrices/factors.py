@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from thinwire.codecs.codec import Codec, decoded, require_codec, roundtrip
+from thinwire.codecs.codec import Codec, decoded, require_codec, roundtrip, saturated
 from thinwire.codecs.kernels.noise import uniforms
 from thinwire.codecs.kernels.scales import matrices
 from thinwire.codecs.matrices.lowrank import check_finite
@@ -269,6 +269,4 @@ def _spread(rest: Tensor, cut: Cut, found: Tensor) -> None:
 
 
 def _shaped(found: Tensor, spec: TensorSpec) -> Tensor:
-    if spec.dtype == torch.float16:
-        found.clamp_(-65504.0, 65504.0)
-    return found.to(spec.dtype).reshape(spec.shape)
+    return saturated(found, spec.dtype).reshape(spec.shape)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from thinwire.codecs.codec import Layout, check_layout, layout_nbytes
+from thinwire.codecs.codec import Layout, check_layout, layout_nbytes, saturated
 from thinwire.codecs.kernels.noise import uniforms
 from thinwire.codecs.kernels.scales import matrices, powers_of_two
 from thinwire.spec import Spec
@@ -68,9 +68,7 @@ class LowRank(Spec):
         x = left.new_empty((count, height, width))
         x.baddbmm_(left, right.transpose(1, 2), beta=0)  # in place, which no autocast of the model's touches
         x.mul_(row.reshape(count, height, 1)).mul_(column.reshape(count, 1, width))
-        if spec.dtype == torch.float16:
-            x.clamp_(-65504.0, 65504.0)
-        return x.to(spec.dtype).reshape(spec.shape)
+        return saturated(x, spec.dtype).reshape(spec.shape)
 
     def layout(self, spec: TensorSpec) -> Layout:
         count, rows, width = matrices(spec)

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from thinwire.codecs.codec import Layout, check_layout, layout_nbytes
+from thinwire.codecs.codec import Layout, check_layout, layout_nbytes, saturated
 from thinwire.codecs.kernels import kernel_calls, rankone_calls, scales, triton_calls
 from thinwire.codecs.kernels.bits import pack, packed_nbytes, unpack
 from thinwire.codecs.kernels.scales import matrices
@@ -146,16 +146,19 @@ class RankOne(Spec):
         sums = kernel_calls.magnitudes(values) if compiled else None
         row, column = _scales(*(sums or _magnitudes(values)))  # the latter says what is wrong
         scale, edges = (row.to(torch.float32), column.to(torch.float32)), _EDGES[self.bits]
-        codes = kernel_calls.levelled(values, *scale, edges) if compiled else _levelled(values, *scale, edges)
+        if compiled:
+            codes = kernel_calls.levelled(values, *scale, rankone_calls.table(edges, values.device))
+        else:
+            codes = _levelled(values, *scale, edges)
         return codes, row, column
 
     def _values(self, codes: Tensor, row: Tensor, column: Tensor, spec: TensorSpec) -> Tensor:
         scale, levels = (row.to(torch.float32), column.to(torch.float32)), _LEVELS[self.bits]
-        compiled = kernel_calls.there(codes, *scale)
-        x = kernel_calls.scaled(codes, *scale, levels) if compiled else _scaled(codes, *scale, levels)
-        if spec.dtype == torch.float16:
-            x.clamp_(-65504.0, 65504.0)
-        return x.to(spec.dtype).reshape(spec.shape)
+        if kernel_calls.there(codes, *scale):
+            x = kernel_calls.scaled(codes, *scale, rankone_calls.table(levels, codes.device))
+        else:
+            x = _scaled(codes, *scale, levels)
+        return saturated(x, spec.dtype).reshape(spec.shape)
 
 
 def _magnitudes(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:

@@ -125,8 +125,9 @@ class PipeFusion(CountedCalls):
         frames = self._frames if self._division.over == SPACE else 0
         text = f"mode pipe does not know the frames of a {type(self._model).__name__}; leave over={SPACE} out"
         require(bool(frames) or self._division.over != SPACE or not self._moves, InputError, text)
-        best = min(suited(tokens, self._beside, len(self._ranks)), tokens // (frames or 1))
-        self._number = self._number or self._division.patches or best
+        self._number = self._number or self._division.patches
+        if not self._number:
+            self._number = min(suited(tokens, self._beside, len(self._ranks)), tokens // (frames or 1))
         self._repairs.await_of_each(2 * self._number + 1)  # two packets a patch, and the output
         return Patches(tokens, self._number, frames)
 
@@ -189,7 +190,9 @@ class PipeFusion(CountedCalls):
         """Return an output that is not in patches, as the last rank has it after the last one's turn."""
         if not self._ends_call:
             return x
-        return self._send_output(_SHARED, x) if self._last else self._output(_SHARED, tuple(x.shape), x)
+        if self._last:
+            return self._send_output(_SHARED, x)
+        return self._output(_SHARED, tuple(x.shape), x).clone()  # what was decoded is kept as a reference
 
     def _forget(self) -> None:
         hidden, output = (Endpoints(coding, self._ranks) for coding in self._codings)
@@ -307,7 +310,7 @@ class PipeFusion(CountedCalls):
             self.tally.repairs += 1
             whole = self._repairs.ask(rank, self._step(kind, slot), like.device)
             x = ends.replace(rank, whole, keys, [shape], like)
-        return x.to(like.dtype, copy=True)
+        return x.to(like.dtype)
 
     def _awaited(self, rank: int, kind: TensorKind, m: int) -> Arrived:
         """Return a message; where none comes, tell those who wait for this rank whom it waited for."""

@@ -7,7 +7,7 @@ the blocks is computed by each rank, which is little.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import ExitStack, contextmanager
 from typing import Any, Protocol
 
@@ -18,8 +18,7 @@ from thinwire.types import InputError, require
 from thinwire.uses.pictures.diffusers_names.hooks import (
     HookedModules,
     Instead,
-    JoinHook,
-    SplitHook,
+    hook_of,
     hooked,
     listening,
     uncompiled,
@@ -33,7 +32,7 @@ from thinwire.uses.pictures.diffusers_names.pipe_plans import (
     pipe_plan_of,
 )
 from thinwire.uses.pictures.diffusers_names.plan_entries import SharedOutput
-from thinwire.uses.pictures.diffusers_names.plans import SplitPlan, Whole, modules_of, whole_of
+from thinwire.uses.pictures.diffusers_names.plans import SplitPlan, modules_of, whole_of
 from thinwire.uses.pictures.diffusers_names.tested_version import Hook, check_host
 
 
@@ -90,21 +89,13 @@ def piped(
         for path in plan.once:
             for part in modules_of(model, path):
                 undo.callback(hooked(part, OnceHook(own), "once"))
-        for part, hook, path in _cuts(model, own, split):
-            undo.callback(hooked(part, hook, path))
         standing = HookedModules(model, own, split, whole)
+        for path, parts in standing.places.items():
+            shared = isinstance(split[path], SharedOutput)
+            for part in parts:
+                undo.callback(hooked(part, SharedHook(own) if shared else hook_of(own, split[path]), path))
         undo.callback(hooked(model, PipedCalls(passes, model, plan, standing), "calls"))
         yield
-
-
-def _cuts(model: nn.Module, session: Any, split: SplitPlan) -> Iterator[tuple[nn.Module, Hook, str]]:
-    for path, entries in split.items():
-        if isinstance(entries, Whole):
-            continue
-        for part in modules_of(model, path):
-            kind: Callable[..., Hook] = SplitHook if isinstance(entries, Mapping) else JoinHook
-            made = SharedHook(session) if isinstance(entries, SharedOutput) else kind(session, entries)
-            yield part, made, path
 
 
 class PipedCalls(Instead):

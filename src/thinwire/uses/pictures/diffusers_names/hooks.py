@@ -64,10 +64,8 @@ def attached(model: nn.Module, session: ShardedForward, plan: SplitPlan | None =
         undo.enter_context(_listening(model, session, heard, whole))
         standing = HookedModules(model, session, plan, whole)
         for path, parts in standing.places.items():
-            entries = plan[path]
             for part in parts:
-                kind = SplitHook if isinstance(entries, Mapping) else JoinHook
-                undo.callback(hooked(part, kind(session, entries), path))
+                undo.callback(hooked(part, hook_of(session, plan[path]), path))
         undo.callback(hooked(model, Root(session, model, heard, standing), "calls"))
         yield
 
@@ -371,6 +369,11 @@ class JoinHook(Hook):
         pairs = zip(parts, self._entries, strict=True)
         parts = [x if e is None or x is None else self._session.join(x, e.gather_dim) for x, e in pairs]
         return parts[0] if isinstance(output, Tensor) else tuple(parts)
+
+
+def hook_of(session: ShardedForward, entries: Any) -> Hook:
+    """Return what does as a plan says of a module."""
+    return (SplitHook if isinstance(entries, Mapping) else JoinHook)(session, entries)
 
 
 class Calls(Hook):

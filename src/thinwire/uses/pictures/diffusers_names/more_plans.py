@@ -59,8 +59,8 @@ def one_stream(path: str, name: str, every: dict[str, Any], **more: Any) -> Made
     return made
 
 
-def _hunyuan(rope: SplitPlan, **more: Any) -> SplitPlan:
-    """Blocks of two streams, then of one, whose mask [B, 1, 1, tokens] is of the picture and the text."""
+def hunyuan(rope: SplitPlan) -> SplitPlan:
+    """Return the plan for blocks of two streams, then of one, whose mask is of the picture and the text."""
     return {
         "context_embedder": Whole(),
         **rope,
@@ -68,13 +68,12 @@ def _hunyuan(rope: SplitPlan, **more: Any) -> SplitPlan:
         "transformer_blocks.0": STREAMS,
         "single_transformer_blocks.*": MASKED,
         **JOINED,
-        **more,
     }
 
 
 def _framepack(model: Any, _: SplitPlan) -> SplitPlan:
     """The tokens of earlier frames are taken off behind the last block."""
-    plan = dict(_hunyuan({}))
+    plan = dict(hunyuan({}))
     del plan["proj_out"]
     for path, name in (
         ("transformer_blocks", "freqs_cis"),
@@ -87,7 +86,7 @@ def _framepack(model: Any, _: SplitPlan) -> SplitPlan:
 
 def _motif(model: Any, _: SplitPlan) -> SplitPlan:
     """Its decoder, the last single blocks, begins with the tokens as they were before all blocks."""
-    plan = dict(_hunyuan({"rope": TABLE, "": {"image_embeds": MOTIF}}))
+    plan = dict(hunyuan({"rope": TABLE, "": {"image_embeds": MOTIF}}))
     del plan["context_embedder"]
     decoder = len(model.single_transformer_blocks) - model.num_decoder_layers
     more = {f"single_transformer_blocks.{decoder}": {"hidden_states": SplitInput(1, 3, name="decoded")}}
@@ -142,7 +141,7 @@ MORE_PLANS: dict[str | type, MadePlan] = {
     "HunyuanVideo15Transformer3DModel": only(
         joint(every={"attention_mask": MASK}, context_embedder=Whole(), rope=TABLE)
     ),
-    "HunyuanImageTransformer2DModel": only(_hunyuan({"rope": TABLE})),
+    "HunyuanImageTransformer2DModel": only(hunyuan({"rope": TABLE})),
     "HunyuanVideoFramepackTransformer3DModel": _framepack,
     "MotifVideoTransformer3DModel": _motif,
     "GlmImageTransformer2DModel": only(

@@ -41,8 +41,9 @@ class PipePlan:
     """How the blocks and tokens of a family are cut.
 
     ``more``: what is added to how tokens are cut, or None for what is not cut. ``beside``: streams that go
-    whole with each patch. ``everywhere``: blocks beside the lists, which each rank runs. ``once``: modules
-    before the blocks whose output all patches of a step have in common.
+    whole with each patch; ``words``: the inputs of these, where they have other names. ``everywhere``: blocks
+    beside the lists, which each rank runs. ``once``: modules before the blocks whose output all patches of a
+    step have in common.
     ``text_after``: whether attention has the text's keys behind the picture's. ``never``: inputs that do not
     go with patches. ``frames``: in how many frames a call's tokens are. ``divided``: whether a rank can do
     without the weights of others' blocks.
@@ -132,11 +133,21 @@ def _frames(axis: int, setting: str = "") -> Callable[[Any, Mapping[str, Any]], 
     return count
 
 
+def _told_frames(model: Any, inputs: Mapping[str, Any]) -> int:
+    return inputs.get("num_frames") or 0
+
+
 _BOTH, _TEXT_LAST = (TEXT, HIDDEN), (HIDDEN, TEXT)
 _DOUBLE, _SINGLE = "transformer_blocks", "single_transformer_blocks"
 _JOINT = (BlockList(_DOUBLE, _BOTH), BlockList(_SINGLE, _BOTH))  # two streams to the end
 _MERGED = (BlockList(_DOUBLE, _BOTH), BlockList(_SINGLE, HIDDEN))  # text and picture are one in the second
 _TEXT_FIRST = PipePlan((BlockList(_DOUBLE, _TEXT_LAST),))  # of the keys; of what a block returns, last
+_HUNYUAN = PipePlan(
+    (BlockList(_DOUBLE, _TEXT_LAST), BlockList(_SINGLE, _TEXT_LAST)),
+    once=("context_embedder",),
+    text_after=True,
+)
+_JOY = PipePlan((BlockList("double_blocks", _TEXT_LAST),), text_after=True)
 _ALONE = PipePlan((BlockList(_DOUBLE, HIDDEN),))  # its text stays as it is
 _MASKED = PipePlan(  # its mask is of the picture's own tokens
     (BlockList(_DOUBLE, HIDDEN),), more={f"{_DOUBLE}.*": {"attention_mask": SplitInput(-1, 3)}}
@@ -173,27 +184,16 @@ PIPES: dict[str | type, PipePlan] = {
     "WanVACETransformer3DModel": replace(_WAN, everywhere=("vace_blocks.*",)),
     "SkyReelsV2Transformer3DModel": _WAN,
     "ChronoEditTransformer3DModel": _WAN,
-    "HunyuanVideo15Transformer3DModel": PipePlan(
-        (BlockList(_DOUBLE, _TEXT_LAST),),
-        once=("context_embedder",),
-        text_after=True,
-        frames=_frames(2, "patch_size_t"),
+    "HunyuanVideo15Transformer3DModel": replace(
+        _HUNYUAN, lists=_TEXT_FIRST.lists, frames=_frames(2, "patch_size_t")
     ),
-    "HunyuanVideoTransformer3DModel": PipePlan(
-        (BlockList(_DOUBLE, _TEXT_LAST), BlockList(_SINGLE, _TEXT_LAST)),
-        once=("context_embedder",),
-        text_after=True,
-        frames=_frames(2, "patch_size_t"),
-    ),
-    "HunyuanVideoFramepackTransformer3DModel": PipePlan(
-        (BlockList(_DOUBLE, _TEXT_LAST), BlockList(_SINGLE, _TEXT_LAST)),
-        once=("context_embedder",),
-        text_after=True,
-    ),
+    "HunyuanVideoTransformer3DModel": replace(_HUNYUAN, frames=_frames(2, "patch_size_t")),
+    "HunyuanVideoFramepackTransformer3DModel": _HUNYUAN,
+    "HunyuanImageTransformer2DModel": _HUNYUAN,
     "LTXVideoTransformer3DModel": PipePlan(
         (BlockList(_DOUBLE, HIDDEN),),
         more={f"{_DOUBLE}.*.attn2": Whole()},
-        frames=lambda model, inputs: inputs.get("num_frames") or 0,
+        frames=_told_frames,
     ),
     "LTX2VideoTransformer3DModel": PipePlan(  # its sound goes whole with each patch
         (BlockList(_DOUBLE, (HIDDEN, SOUND)),),
@@ -204,28 +204,17 @@ PIPES: dict[str | type, PipePlan] = {
             **{f"{_DOUBLE}.*.{part}": Whole() for part in _OF_WHOLE_KEYS},
         },
         beside=(SOUND,),
-        frames=lambda model, inputs: inputs.get("num_frames") or 0,
+        frames=_told_frames,
     ),
-    "CogVideoXTransformer3DModel": PipePlan(
-        (BlockList(_DOUBLE, _TEXT_LAST),), frames=_frames(1, "patch_size_t")
-    ),
-    "HunyuanImageTransformer2DModel": PipePlan(
-        (BlockList(_DOUBLE, _TEXT_LAST), BlockList(_SINGLE, _TEXT_LAST)),
-        once=("context_embedder",),
-        text_after=True,
-    ),
-    "MochiTransformer3DModel": PipePlan(
-        (BlockList(_DOUBLE, _TEXT_LAST),), text_after=True, frames=_frames(2)
-    ),
+    "CogVideoXTransformer3DModel": replace(_TEXT_FIRST, frames=_frames(1, "patch_size_t")),
+    "MochiTransformer3DModel": replace(_TEXT_FIRST, text_after=True, frames=_frames(2)),
     "PRXTransformer2DModel": PipePlan((BlockList("blocks", HIDDEN),)),
     "GlmImageTransformer2DModel": _TEXT_FIRST,
     "Krea2Transformer2DModel": PipePlan((BlockList(_DOUBLE, HIDDEN),), once=("text_fusion",)),
-    "JoyImageEditTransformer3DModel": PipePlan((BlockList("double_blocks", _TEXT_LAST),), text_after=True),
-    "JoyImageEditPlusTransformer3DModel": PipePlan(
-        (BlockList("double_blocks", _TEXT_LAST),), text_after=True
-    ),
+    "JoyImageEditTransformer3DModel": _JOY,
+    "JoyImageEditPlusTransformer3DModel": _JOY,
     "AnyFlowTransformer3DModel": PipePlan((BlockList("blocks", HIDDEN),)),
-    "StableAudio3DiTModel": PipePlan((BlockList(_DOUBLE, HIDDEN),)),
+    "StableAudio3DiTModel": _ALONE,
     "Kandinsky5Transformer3DModel": PipePlan(
         (BlockList("visual_transformer_blocks", "visual_embed"),),
         once=("text_transformer_blocks.*",),

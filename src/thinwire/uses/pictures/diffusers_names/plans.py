@@ -12,7 +12,7 @@ from torch import nn
 
 from thinwire.types import InputError, require
 from thinwire.uses.pictures.absent_block import AbsentBlock
-from thinwire.uses.pictures.diffusers_names.more_plans import MORE_PLANS
+from thinwire.uses.pictures.diffusers_names.more_plans import MORE_PLANS, TABLE, hunyuan
 from thinwire.uses.pictures.diffusers_names.plan_entries import (
     ADDED,
     CONTROL,
@@ -109,15 +109,7 @@ def _hunyuan_video(model: Any, plan: SplitPlan) -> SplitPlan:
     )
     replaces = model.config.image_condition_type == "token_replace"
     require(not replaces, InputError, f"{text} or batch")
-    masked = {"attention_mask": SplitInput(-1, 4, PICTURE + TEXT)}
-    return {
-        "context_embedder": Whole(),
-        "rope": {0: SplitInput(0, 2), 1: SplitInput(0, 2)},
-        "transformer_blocks.*": masked,  # after the tokens: of one module's hooks the last one begins
-        "transformer_blocks.0": {"hidden_states": TOKENS, "encoder_hidden_states": TOKENS},
-        "single_transformer_blocks.*": masked,
-        **JOINED,
-    }
+    return hunyuan({"rope": TABLE})
 
 
 def _ltx2() -> Iterator[tuple[str, Any]]:
