@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import random
-import socket
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -11,24 +9,12 @@ from threading import Thread
 from typing import Any
 
 import torch
-from waiting import LONG
+from waiting import HOST, LONG, two_free_ports
 
 from thinwire.links.hub.hub import Hub
 from thinwire.types import LinkError
 from thinwire.uses.pictures.workers.worker_models import KeptModel, Loader
 from thinwire.uses.pictures.workers.worker_session import WorkerWaits, wait_for_hosts
-
-HOST = "127.0.0.1"
-
-
-def two_free_ports() -> int:
-    """Return a port that is free with the next one, below those that the system gives to anybody."""
-    for port in random.sample(range(20000, 32000, 2), 100):
-        with suppress(OSError), socket.socket() as one, socket.socket() as two:
-            one.bind((HOST, port))
-            two.bind((HOST, port + 1))
-            return port
-    raise LinkError("no two ports in a row are free")
 
 
 class ThreadWorker:

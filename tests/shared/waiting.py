@@ -7,6 +7,7 @@ import socket
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from itertools import pairwise
 from time import monotonic, sleep
 
 HOST = "127.0.0.1"
@@ -32,6 +33,14 @@ def free_port() -> int:
         with suppress(OSError), socket.create_server((HOST, port)):
             return port
     raise AssertionError("no port is free")
+
+
+def two_free_ports() -> int:
+    """Return such a port with the next one free too, which is as much the caller's."""
+    for port, after in pairwise(PORTS):
+        with suppress(OSError), socket.create_server((HOST, port)), socket.create_server((HOST, after)):
+            return port
+    raise AssertionError("no two ports in a row are free")
 
 
 def threads() -> int:

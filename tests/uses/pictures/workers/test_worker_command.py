@@ -10,7 +10,7 @@ import pytest
 from launchers import Command, until, warm
 from picture_models import flux, flux_inputs, sample
 from typer.testing import CliRunner
-from waiting import free_port
+from waiting import two_free_ports
 
 import thinwire
 from thinwire.cli.app import app
@@ -20,7 +20,7 @@ pytest.importorskip("diffusers")
 
 
 def started(place: Path, models: Path) -> tuple[Command, str]:
-    address = f"127.0.0.1:{free_port()}"
+    address = f"127.0.0.1:{two_free_ports()}"
     worker = warm().start(place, "worker", "--listen", address, "--models", models, "--device", "cpu")
     until(lambda: "worker waits at port" in worker.err, f"it to listen: {worker.err}")
     return worker, address

@@ -58,7 +58,10 @@ class Keeper:
         config = self.config
         token = read_token(config.token_file)
         hub = Hub.bind(*config.place, token=token)
-        relay = PairRelay(config.place.host, config.relay_port or hub.port + 1, token)
+        beside = (
+            hub.port + 1 if config.place.port else 0
+        )  # of a port from the system, the next may be another's
+        relay = PairRelay(config.place.host, config.relay_port or beside, token)
         recorder, host, status = None, None, "failed"
         try:
             recorder = self._recorder()

@@ -94,7 +94,7 @@ class SwarmConfig(Options):
     relay_port: int = option(
         0,
         MEMBERS,
-        "Where members meet that are half of one each; 0: the port after --listen's.",
+        "Where members meet that are half of one each; 0: the port after --listen's, any if that is 0.",
         metavar="PORT",
         least=0,
         most=65535,
