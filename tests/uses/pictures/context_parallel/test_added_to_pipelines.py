@@ -44,7 +44,6 @@ def denoised(made: Whole) -> Tensor:
 def test_a_pipeline_makes_the_picture_of_one_device(ranks: dict[int, list[Mesh]], name: str) -> None:
     wanted = denoised(built(name))
     assert torch.isfinite(wanted).all()
-    assert torch.isfinite(wanted).all()
 
     def rank(mode: str, made: Whole, peers: Mesh) -> tuple[Tensor, int]:
         with ExitStack() as stack:

@@ -38,7 +38,7 @@ def federated(given: dict[str, Any]) -> None:
     from thinwire.uses.federated.commands.federate import run as federate_all
 
     config = FederatedConfig.from_dict(given)
-    if not config.json:
+    if not (config.json or config.quiet):
         links = "20 to 60 kbit/s up and four times that down, one straggles"
         tell(f"{len(config.ways)} methods for {config.clients} devices: {links}")
     federate_all(config, REAL, REAL_ROUNDS)

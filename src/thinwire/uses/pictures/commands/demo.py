@@ -59,6 +59,6 @@ def _shown(given: dict[str, Any], ways: tuple[str, ...], what: str) -> None:
 
     emulate, how = as_emulated()
     config = PicturesConfig.from_dict(given | {"recipes": " ".join(ways), "emulate": emulate})
-    if not config.json:
+    if not (config.json or config.quiet):
         tell(f"{len(ways)} ways to make one {what} over a link of {config.link}, {how}")
     generate_all(config)

@@ -74,6 +74,7 @@ def step_seconds(
         scene = config.scene
         words = scene.garments if isinstance(scene, Sheet) else 0
         patches = division.patches or suited(scene.tokens, words, ranks)
+        compute *= (scene.tokens + patches * words) / (scene.tokens + words)  # words go along with each patch
         return compute * (patches + ranks - 1) / patches + wire + 2 * machine.delay
     if mode == "displaced":  # messages travel beside compute
         return max(compute, wire) + machine.delay

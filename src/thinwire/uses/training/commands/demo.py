@@ -62,7 +62,7 @@ def training(ctx: typer.Context, given: dict[str, Any]) -> None:
         return
     *others, ours = configs_of(RECIPES, given)
     configs = [*(c.replace(save_model=False) for c in others), ours]
-    if not given.get("json"):
+    if not (given.get("json") or given.get("quiet")):
         tell(f"three runs of {given['steps']} steps over a link of {given['link']}, one after another")
     run_all(configs, Path(given["out"]))
 
@@ -77,7 +77,7 @@ def replicas(given: dict[str, Any]) -> None:
     """
     emulate, how = as_emulated()
     configs = configs_of(REPLICA_RECIPES, given | {"emulate": emulate})
-    if not given.get("json"):
+    if not (given.get("json") or given.get("quiet")):
         tell(f"four recipes over a link of {given['link']}, {how}")
     run_all(configs, Path(given["out"]), REACH)
 
@@ -122,7 +122,7 @@ def swarm(given: dict[str, Any]) -> None:
         seed=keeper.seed,
         out=str(out),
     )
-    if not keeper.json:
+    if not (keeper.json or keeper.quiet):
         where = f"20 Mbit/s and 30 ms, {how}" if emulate else "loopback as fast as it is"
         tell(f"six members over {where}; one of them sends its changes with the sign turned")
     with holding(out):
