@@ -56,3 +56,23 @@ def test_a_pipeline_makes_the_picture_of_one_device(ranks: dict[int, list[Mesh]]
         for made, generation in together(each_rank):
             assert (made - wanted).norm() <= bound * wanted.norm(), mode
             assert generation == (2 if name == "rising time" else 1), mode
+
+
+@each("mode", MODES)
+def test_a_model_that_is_offloaded_after_each_picture_stays_divided(
+    ranks: dict[int, list[Mesh]], mode: str
+) -> None:
+    """Diffusers takes all of accelerate's hooks off then, with what was around them, and hangs them anew."""
+    wanted = denoised(built("two calls a step"))
+
+    def rank(made: Whole, peers: Mesh) -> tuple[list[Tensor], int, int]:
+        made.pipe.enable_model_cpu_offload(device="cpu")
+        with thinwire.parallel(made.models[0], peers, "raw", mode) as found:
+            first, calls = denoised(made), found.tally.calls
+            return [first, denoised(made)], calls, found.tally.calls
+
+    each_rank = [partial(rank, built("two calls a step"), peers) for peers in ranks[2]]
+    for pictures, calls, all_calls in together(each_rank):
+        assert all_calls == 2 * calls
+        for made in pictures:
+            assert (made - wanted).norm() <= MODES[mode] * wanted.norm()

@@ -280,17 +280,45 @@ def hooked(module: nn.Module, hook: Hook, name: str) -> Callable[[], None]:
     registry = imported("hooks.hooks").HookRegistry.check_if_exists_or_initialize(module)
     again = f"{type(module).__name__} is parallel already; leave that first"
     require(_NAME.format(name) not in registry.hooks, InputError, again)
-    registry.register_hook(hook, _NAME.format(name))
+    with _beneath_accelerate(module):
+        registry.register_hook(hook, _NAME.format(name))
     registry.invalidate_child_registries_cache()
 
     def remove() -> None:
-        registry.remove_hook(_NAME.format(name), recurse=False)
+        with _beneath_accelerate(module):
+            registry.remove_hook(_NAME.format(name), recurse=False)
         registry.invalidate_child_registries_cache()
         if not registry.hooks:
-            for left in {"_diffusers_hook", "forward"} - own:
+            for left in {"_diffusers_hook", "forward"} - own - _offloaded_names(module):
                 vars(module).pop(left, None)
 
     return remove
+
+
+@contextmanager
+def _beneath_accelerate(module: nn.Module) -> Iterator[None]:
+    """Let the block change the forward that accelerate's hook calls.
+
+    ``enable_model_cpu_offload`` replaces accelerate's hooks after each picture, and all that was around them.
+    """
+    if not _offloaded_names(module):
+        yield
+        return
+    names = vars(module)
+    outer, names["forward"] = names["forward"], names["_old_forward"]
+    try:
+        yield
+    finally:
+        names["_old_forward"], names["forward"] = names["forward"], outer
+
+
+def _offloaded_names(module: nn.Module) -> set[str]:
+    """Return the name of the forward that is accelerate's, if it is."""
+    made = getattr(vars(module).get("forward"), "func", None)
+    accelerate_s = getattr(made, "__module__", "").startswith("accelerate.") and "_old_forward" in vars(
+        module
+    )
+    return {"forward"} if accelerate_s else set()
 
 
 class SplitHook(Hook):
