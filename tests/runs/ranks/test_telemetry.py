@@ -10,9 +10,12 @@ from typing import Any
 
 import pytest
 import torch.distributed as dist
+from meshes import meshes
 
 from thinwire.links import Peer, connect_mesh
 from thinwire.runs.ranks.telemetry import Telemetry
+from thinwire.runs.ranks.world import World
+from thinwire.types import LinkError
 
 LONG = 30.0
 RANKS = 3
@@ -78,3 +81,11 @@ def test_every_pair_of_ranks_goes_on_over_a_new_connection() -> None:
         assert heard == [r for r in range(RANKS) if r != own]
         assert counted == [2, 2]
         assert took < LONG / 3
+
+
+def test_a_rank_that_leaves_for_the_sake_of_another_says_so() -> None:
+    with meshes(RANKS) as ranks:
+        worlds = [World(rank, RANKS, peers) for rank, peers in enumerate(ranks)]
+        worlds[0].abandon(LinkError("rank 2 has not answered for 6 s"))
+        with pytest.raises(LinkError, match=r"rank 0 .* has left: rank 2 has not answered for 6 s"):
+            worlds[1].peers[0].get(b"x", LONG, "a word")

@@ -235,5 +235,8 @@ def test_a_job_that_fails_on_its_thread_is_told_and_raised() -> None:
         lane.flush()
     with pytest.raises(IndexError):
         lane.do(torch.device("cuda"), lambda: done.append(3))
+    lane.renew()  # as the next picture does
+    lane.do(torch.device("cuda"), lambda: done.append(4))
+    lane.flush()
     lane.close()
-    assert done == [1, 2] and len(told) == 1
+    assert done == [1, 2, 4] and len(told) == 1

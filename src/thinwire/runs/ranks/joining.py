@@ -19,7 +19,7 @@ from thinwire.runs.ranks.rendezvous import explained, meet, rank_and_world, tell
 from thinwire.runs.ranks.run_config import RunConfig
 from thinwire.runs.ranks.telemetry import Telemetry
 from thinwire.runs.ranks.world import World
-from thinwire.types import InputError, require
+from thinwire.types import InputError, ThinwireError, require
 
 
 @contextmanager
@@ -34,8 +34,10 @@ def joined(config: RunConfig, layout: str, options: str, replicas: int = 1) -> I
     with stopped_by_signals():
         try:
             yield world
-        except BaseException:
-            world.abandon()  # or the others would wait for this rank until the links' deadline
+        except BaseException as e:
+            world.abandon(
+                e if isinstance(e, ThinwireError) else None
+            )  # or the others would wait for this rank until the links' deadline
             raise
         world.close()
 

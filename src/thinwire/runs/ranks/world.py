@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch.distributed as dist
 
 from thinwire.links.mesh import Peer
 from thinwire.types import LinkError
+
+_LEFT = b"\0left"
+_MOST_TEXT = 400  # bytes
 
 
 @dataclass
@@ -24,6 +27,9 @@ class World:
     peers: dict[int, Peer]
     replicas: int = 1
     connect: Callable[[], dict[int, Peer]] | None = None  # makes links to all others anew
+
+    def __post_init__(self) -> None:
+        self._listen()
 
     @property
     def stages(self) -> int:
@@ -63,8 +69,21 @@ class World:
         fresh = self.connect()
         self.peers.clear()
         self.peers.update(fresh)
+        self._listen()
 
-    def abandon(self) -> None:
-        """Close all links without a wait: the others hear at once that this rank is leaving."""
+    def abandon(self, cause: BaseException | None = None) -> None:
+        """Close all links without a wait: the others hear at once that this rank is leaving, and why."""
+        if cause is not None:
+            for peer in self.peers.values():
+                peer.mailbox.send(_LEFT, str(cause).encode()[:_MOST_TEXT])
         for peer in self.peers.values():
             peer.close(0.0)
+
+    def _listen(self) -> None:
+        for peer in self.peers.values():
+            peer.mailbox.on(_LEFT, partial(_left, peer))
+
+
+def _left(peer: Peer, tag: bytes, body: bytes) -> None:
+    """Wake who waits for the peer: where it left for the sake of a third rank, that one is named."""
+    peer.mailbox.fail(LinkError(f"{peer.name} has left: {body.decode(errors='replace')}"))

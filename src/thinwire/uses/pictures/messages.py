@@ -175,8 +175,14 @@ class CheckedExchange:
         """Ask the device whether what was decoded is right. Errors: ``DesyncError``, ``PayloadError``."""
         self._questions.settle()
 
+    def renew(self) -> None:
+        """Forget the error of the call before, and what a device was not asked of it."""
+        self._lane.renew()
+        self._questions = Questions()
+
     def leave(self, cause: BaseException | None = None) -> None:
         """Tell the others not to wait for this rank, in this picture and at the beginning of the next."""
+        self.inquiry.leave()
         self._lane.close()
         self._arrivals.end()
         self._repairs.leave()

@@ -121,12 +121,17 @@ class CountedCalls:
         """Count a call of the model for a time, and begin a generation where it does."""
         self._interrupted, self._ended = not self._ended, False
         if self._interrupted:  # an error: the ranks may be at different exchanges of the call before
+            self._renew()
             self._abandon()
             self.clock.reset()
         self._call = self.clock.call(given.stream, time, shapes)
         if self._call.begins:
             self._forget()
         given.check()
+
+    def _renew(self) -> None:
+        """Forget the error of the call before."""
+        raise NotImplementedError
 
     def _abandon(self, cause: BaseException | None = None) -> None:
         """Tell whoever waits for more of this call that no more comes."""
@@ -162,6 +167,10 @@ class Inquiry:
     def watch(self, weights: WatchedWeights) -> None:
         """Count these weights among the inputs of each call."""
         self._weights = weights
+
+    def leave(self) -> None:
+        """Let go of the model: the links, which stay, keep this object."""
+        self._weights = None
 
     def note(self, generation: int, sums: Mapping[str, int]) -> int:
         """Return a checksum of the inputs of a call, given by the ``sums`` of each, and remember those."""

@@ -50,6 +50,12 @@ class SendLane:
             done.wait()
         self.check()
 
+    def renew(self) -> None:
+        """Forget what a job has raised, once all that were given are done or left out."""
+        with suppress(BaseException):
+            self.flush()
+        self._error = None
+
     def close(self) -> None:
         """Do what is left, and end the thread."""
         if self._thread is not None:

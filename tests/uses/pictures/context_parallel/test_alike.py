@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from gc import collect
 from typing import Any
+from weakref import ref
 
 import pytest
 import torch
@@ -285,3 +288,17 @@ def test_many_blocks_leave_nothing_behind(recipe: str) -> None:
             boxes = [peer.mailbox for rank in two for peer in rank.values()]
             sizes.append(sum(len(box._handlers) + len(box._filed) + len(box._claimed) for box in boxes))
     assert sizes[-1] <= sizes[1]
+
+
+@each("recipe", ["raw", "compact-pipe", "guidance"])
+def test_the_links_do_not_keep_a_model_after_its_block(ranks: Meshes, recipe: str) -> None:
+    def rank(peers: Mesh) -> ref[Any]:
+        model = made.pop()
+        with torch.no_grad(), thinwire.parallel(model, peers, recipe):
+            model(**flux_inputs())
+        return ref(model)
+
+    made = [flux(), flux()]
+    left = together([partial(rank, peers) for peers in ranks[2]])
+    collect()
+    assert not any(found() for found in left)

@@ -78,6 +78,11 @@ def test_a_rank_that_others_cannot_reach_is_refused_before_anything(tmp_path: Pa
     ("asked", "said"),
     [
         (("fp61",), "no recipe 'fp61'; did you mean fp16"),
+        (("one", "--model", "flux-fashoin"), "--model 'flux-fashoin' is unknown; did you mean flux-fashion"),
+        (
+            ("one", "--model", "wan-fashion", "--sheet", "2x2"),
+            "is for flux-fashion and flux-fashion-moe, and",
+        ),
         (("fp16", "--steps", "0"), "--steps is 0; it must be at least 1"),
         (("fp16", "--sheet", "2x3", "--classes", "0,1,2,3,4"), "5 garments are named for a sheet of 2x3"),
         (("ulysses", "--sheet", "1x1"), "has 1 tokens, too few for 2 ranks; use fewer ranks"),

@@ -19,6 +19,8 @@ from waiting import free_port, until
 import thinwire
 from thinwire.links.hub.spoke import Spoke
 from thinwire.types import AuthError, InputError, LinkError
+from thinwire.uses.pictures.context_parallel import parallel
+from thinwire.uses.pictures.weight_checksums import WatchedWeights
 from thinwire.uses.pictures.workers.worker_words import WorkerJob
 
 pytest.importorskip("diffusers")
@@ -155,6 +157,43 @@ def test_a_call_that_fails_at_a_worker_is_told_and_the_next_picture_is_right(mod
     assert any("RuntimeError: the card is full" in line for line in workers[0].said)
 
 
+def test_the_last_of_a_worker_s_failures_is_told(models: Path) -> None:
+    model, failures = flux(), [RuntimeError("the first"), RuntimeError("the second")]
+
+    def fail(*_: object) -> None:
+        if failures:
+            raise failures.pop(0)
+
+    with (
+        crew(models) as workers,
+        pytest.raises(LinkError, match="said: RuntimeError: the second"),
+        thinwire.over_workers(model, addresses(workers), "raw", model="flux") as found,
+    ):
+        workers[0].model.single_transformer_blocks[0].register_forward_hook(fail)
+        with pytest.raises(LinkError):
+            sample(model, flux_inputs(), 1)
+        found.reset()
+        sample(model, flux_inputs(), 1)
+
+
+def test_a_worker_that_has_no_memory_for_a_picture_tells_why_and_waits_for_the_next(
+    models: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    full = [torch.OutOfMemoryError("the card is full")]
+
+    class Watched(WatchedWeights):
+        def __init__(self, model: nn.Module, *but: Any) -> None:
+            if full and model is workers[0].model:
+                raise full.pop()
+            super().__init__(model, *but)
+
+    monkeypatch.setattr(parallel, "WatchedWeights", Watched)
+    with crew(models) as workers:
+        with pytest.raises(LinkError, match="cannot begin: OutOfMemoryError: the card is full"):
+            begin(flux(), addresses(workers), model="flux")
+        begin(flux(), addresses(workers), model="flux")
+
+
 def test_other_weights_are_refused_by_the_worker_s_name(models: Path) -> None:
     model = flux()
     with torch.no_grad():
@@ -246,7 +285,7 @@ def test_a_worker_whose_port_is_taken_says_so_at_once(models: Path) -> None:
     with crew(models) as (worker,), socket.socket() as other:
         other.bind(("127.0.0.1", worker.hub.port + 1))
         other.listen()
-        said = f"the worker {worker.address} cannot connect: .*{worker.hub.port + 1}"
+        said = f"the worker {worker.address} cannot begin: .*{worker.hub.port + 1}"
         with (
             pytest.raises(LinkError, match=said),
             thinwire.over_workers(flux(), [worker.address], "raw", model="flux"),

@@ -47,7 +47,7 @@ def video(given: dict[str, Any]) -> None:
     """Make one clip of moving garments on two machines over 100 Mbit/s and 5 ms, in several ways.
 
     One machine alone, then blocks of the model over two machines: as float16, and as what has changed. The
-    link is emulated as in demo pictures. About two minutes on two cores. Ends with a table and
+    link is emulated as in demo pictures. About a minute on two cores. Ends with a table and
     OUT/report.html, in which the clips play side by side.
     """
     _shown(given | {"model": WAN}, VIDEO_WAYS, "clip")

@@ -74,6 +74,7 @@ class PipeFusion(CountedCalls):
 
     def leave(self, cause: BaseException | None = None) -> None:
         """Tell the others not to wait for this rank, in this picture and at the beginning of the next."""
+        self._inquiry.leave()
         self._lane.close()
         self._arrivals.end()
         self._repairs.leave()
@@ -330,6 +331,10 @@ class PipeFusion(CountedCalls):
             if others and cause == rank and self._exchange.peers[rank].mailbox.error is None:
                 raise LinkError(f"{e}; it waits in turn for rank {' and '.join(others)}") from e
             raise
+
+    def _renew(self) -> None:
+        self._lane.renew()
+        self._questions = Questions()
 
     def _abandon(self, cause: BaseException | None = None, waited: int | None = None) -> None:
         """Tell those who wait for more of this picture that no more comes, and for whom this rank waited."""

@@ -129,6 +129,9 @@ class ContextParallel(CountedCalls):
         """Tell the peers not to wait for this rank any more."""
         self._exchange.leave(cause)
 
+    def _renew(self) -> None:
+        self._exchange.renew()
+
     def _abandon(self, cause: BaseException | None = None) -> None:
         self._exchange.abandon(cause)
 

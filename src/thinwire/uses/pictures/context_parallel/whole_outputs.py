@@ -29,6 +29,9 @@ class WholeOutputs(CountedCalls):
         with suppress(LinkError):
             self._abandon(cause)
 
+    def _renew(self) -> None:
+        self._exchange.renew()
+
     def _abandon(self, cause: BaseException | None = None) -> None:
         """Tell the others, who may wait for this call or for the next, that none comes."""
         for _ in range(2):

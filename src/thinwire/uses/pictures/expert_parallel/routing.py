@@ -275,6 +275,9 @@ class ExpertParallel(CountedCalls):
         self._awaited.clear()
         self._experts.drop(turns)
 
+    def _renew(self) -> None:
+        self._exchange.renew()
+
     def _abandon(self, cause: BaseException | None = None) -> None:
         """Tell whoever waits for one of the next two messages that none comes."""
         for _ in range(2):

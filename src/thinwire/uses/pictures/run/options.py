@@ -101,14 +101,15 @@ class PicturesConfig(RunConfig):
         return Sheet.parse(self.sheet or "", self.classes)
 
     def __post_init__(self) -> None:
-        own = OWN.get(self.model, {})
-        for name, others in {name: m for m, values in OWN.items() for name in values}.items():
+        own = OWN.get(self.model, OWN[FLUX])  # of a model that is not known: as its name is refused below
+        for name in dict.fromkeys(name for values in OWN.values() for name in values):
             if name in own and getattr(self, name) is None:
                 object.__setattr__(self, name, own[name])
+            others = " and ".join(model for model, values in OWN.items() if name in values)
             text = (
                 f"--{name} is for {others}, and {self.model} has none; leave it out, or give another --model"
             )
-            require(not own or name in own or getattr(self, name) is None, InputError, text)
+            require(self.model not in OWN or name in own or getattr(self, name) is None, InputError, text)
         super().__post_init__()
 
     def recipe(self, name: str) -> Recipe[Any, Any]:

@@ -12,7 +12,7 @@ from thinwire.collectives import MeshExchange
 from thinwire.links.address import Address
 from thinwire.links.security import check_host
 from thinwire.types import InputError, LinkError, require
-from thinwire.uses.pictures.absent_block import part_of
+from thinwire.uses.pictures.absent_block import check_part, part_of
 from thinwire.uses.pictures.agreement import Parallel, check_given
 from thinwire.uses.pictures.comfy_names.comfy_attention import prepared
 from thinwire.uses.pictures.comfy_names.comfy_models import COMFY, loaded_family, sendable
@@ -100,6 +100,7 @@ def over_workers(
     check_given(transformer, recipe, deadline)
     addresses = check_workers(workers, recipe, mode, model, token)
     reduced = partial(sendable, transformer, loaded_family(transformer)) if source == COMFY else None
+    check_part(transformer, mode or division_of(recipe).mode, 0, len(addresses) + 1)
     part = part_of(transformer)
     blocks = () if part is None else tuple(map(len, part.ranges))
     kind, dtype = type(transformer).__name__, _dtype(transformer)

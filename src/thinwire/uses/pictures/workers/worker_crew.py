@@ -68,14 +68,15 @@ class WorkerLine:
         return word, values
 
     def last_words(self) -> str:
-        """Return why its call failed, if it says so."""
-        end = monotonic() + LAST_WORDS
+        """Return why its call failed, if it says so; it may have said before why an earlier one did."""
+        end, told = monotonic() + LAST_WORDS, ""
         with suppress(ThinwireError):
             while monotonic() < end:
                 found = self.hear(TICK)
                 if found is not None and found[0] is WorkerWord.FAILED:
-                    return f"; {self.name} said: {text_of(found[1])}"
-        return ""
+                    told = f"; {self.name} said: {text_of(found[1])}"
+                    end = min(end, monotonic() + LAST_WORDS / 2)
+        return told
 
     def close(self) -> None:
         """Hang up."""
@@ -154,7 +155,7 @@ class WorkerCrew:
                 elif found[0] is WorkerWord.MET:
                     self._met.add(rank)
                 elif found[0] is WorkerWord.FAILED:
-                    raise LinkError(f"{line.name} cannot connect: {text_of(found[1])}")
+                    raise LinkError(f"{line.name} cannot begin: {text_of(found[1])}")
 
 
 @contextmanager

@@ -64,6 +64,8 @@ def _serve(
         tell(f"{visit.name} has ended: {calls} calls")
     except ThinwireError as e:
         tell(f"{visit.name}: {str(e).removeprefix(visit.name).strip()}")
+    except Exception as e:  # any, such as a full card: the next host may ask for less
+        tell(f"{visit.name}: {_said(e)}")
     finally:
         visit.end("its turn is over")
 
@@ -168,7 +170,7 @@ def _follow(
                 except Exception as e:  # any, such as a full card: the host hears of it, and may try again
                     visit.say(WorkerWord.FAILED, text=_said(e))
                     tell(f"{visit.name}: call {calls} failed: {_said(e)}")
-    except ThinwireError as e:
+    except Exception as e:
         visit.say(WorkerWord.FAILED, text=_said(e))
         raise
     finally:
