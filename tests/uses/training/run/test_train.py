@@ -377,7 +377,8 @@ def test_after_evaluation_without_the_emulated_shape_tcp_begins_anew(
         events.append("shaped")
 
     reliable = SimpleNamespace(forget_estimate=lambda: events.append("forgot"))
-    peer = SimpleNamespace(lifted=contextlib.nullcontext, reliable=reliable)
+    mailbox = SimpleNamespace(on=lambda *_: None)
+    peer = SimpleNamespace(lifted=contextlib.nullcontext, reliable=reliable, mailbox=mailbox)
     monkeypatch.setattr(train, "lifted", lift)
     run = object.__new__(train.TrainingRank)
     run.world = World(0, 2, {1: peer})  # type: ignore[dict-item]
