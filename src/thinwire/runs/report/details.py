@@ -40,7 +40,7 @@ def details(runs: Runs, own: Mapping[str, Rows]) -> str:
 
     ``own``: rows of the engine's, by title; a title without rows is left out.
     """
-    first = runs[0].record
+    first, wire = runs[0].record, [row for run in runs for row in _wire(run)]
     return "".join(
         [
             _fold(
@@ -50,8 +50,7 @@ def details(runs: Runs, own: Mapping[str, Rows]) -> str:
             ),
             _fold("Link", _link(runs)),
             _fold("Traffic", _traffic(runs)),
-            _fold("On the wire", [row for run in runs for row in _wire(run)]),
-            *(_fold(title, rows) for title, rows in own.items() if rows),
+            *(_fold(title, rows) for title, rows in ({"On the wire": wire} | dict(own)).items() if rows),
             _fold("Configuration", _configuration(runs)),
             _fold("Environment", list(_flat(first.environment))),
         ]
