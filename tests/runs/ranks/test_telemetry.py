@@ -14,7 +14,7 @@ from meshes import meshes
 
 from thinwire.links import Peer, connect_mesh
 from thinwire.runs.ranks.telemetry import Telemetry
-from thinwire.runs.ranks.world import World
+from thinwire.runs.ranks.world import World, hear_causes
 from thinwire.types import LinkError
 
 LONG = 30.0
@@ -85,7 +85,8 @@ def test_every_pair_of_ranks_goes_on_over_a_new_connection() -> None:
 
 def test_a_rank_that_leaves_for_the_sake_of_another_says_so() -> None:
     with meshes(RANKS) as ranks:
-        worlds = [World(rank, RANKS, peers) for rank, peers in enumerate(ranks)]
-        worlds[0].abandon(LinkError("rank 2 has not answered for 6 s"))
+        for peers in ranks:
+            hear_causes(peers)
+        World(0, RANKS, ranks[0]).abandon(LinkError("rank 2 has not answered for 6 s"))
         with pytest.raises(LinkError, match=r"rank 0 .* has left: rank 2 has not answered for 6 s"):
-            worlds[1].peers[0].get(b"x", LONG, "a word")
+            ranks[1][0].get(b"x", LONG, "a word")

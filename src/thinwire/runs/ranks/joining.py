@@ -18,7 +18,7 @@ from thinwire.runs.options import flag
 from thinwire.runs.ranks.rendezvous import explained, meet, rank_and_world, telling
 from thinwire.runs.ranks.run_config import RunConfig
 from thinwire.runs.ranks.telemetry import Telemetry
-from thinwire.runs.ranks.world import World
+from thinwire.runs.ranks.world import World, hear_causes
 from thinwire.types import InputError, ThinwireError, require
 
 
@@ -34,10 +34,8 @@ def joined(config: RunConfig, layout: str, options: str, replicas: int = 1) -> I
     with stopped_by_signals():
         try:
             yield world
-        except BaseException as e:
-            world.abandon(
-                e if isinstance(e, ThinwireError) else None
-            )  # or the others would wait for this rank until the links' deadline
+        except BaseException as e:  # unless told, the others would wait until the links' deadline
+            world.abandon(e if isinstance(e, ThinwireError) else None)
             raise
         world.close()
 
@@ -83,7 +81,7 @@ def in_process_shape(config: RunConfig) -> LinkShape:
 
 
 def _connect(config: RunConfig, rank: int, size: int, store: dist.Store) -> dict[int, Peer]:
-    return connect_mesh(
+    peers = connect_mesh(
         rank,
         size,
         store,
@@ -98,6 +96,8 @@ def _connect(config: RunConfig, rank: int, size: int, store: dist.Store) -> dict
         relay=config.relay,
         control=SYSTEM if config.emulate else config.congestion,
     )
+    hear_causes(peers)
+    return peers
 
 
 def silence(deadline: float) -> float:

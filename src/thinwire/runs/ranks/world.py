@@ -5,7 +5,7 @@ Ranks count through the pipeline of replica 0, then that of replica 1, and so on
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property, partial
 
@@ -15,7 +15,7 @@ from thinwire.links.mesh import Peer
 from thinwire.types import LinkError
 
 _LEFT = b"\0left"
-_MOST_TEXT = 400  # bytes
+_MOST_TEXT = 400  # characters of a sentence that somebody else wrote
 
 
 @dataclass
@@ -27,9 +27,6 @@ class World:
     peers: dict[int, Peer]
     replicas: int = 1
     connect: Callable[[], dict[int, Peer]] | None = None  # makes links to all others anew
-
-    def __post_init__(self) -> None:
-        self._listen()
 
     @property
     def stages(self) -> int:
@@ -69,21 +66,22 @@ class World:
         fresh = self.connect()
         self.peers.clear()
         self.peers.update(fresh)
-        self._listen()
 
     def abandon(self, cause: BaseException | None = None) -> None:
         """Close all links without a wait: the others hear at once that this rank is leaving, and why."""
         if cause is not None:
             for peer in self.peers.values():
-                peer.mailbox.send(_LEFT, str(cause).encode()[:_MOST_TEXT])
+                peer.mailbox.send(_LEFT, str(cause)[:_MOST_TEXT].encode())
         for peer in self.peers.values():
             peer.close(0.0)
 
-    def _listen(self) -> None:
-        for peer in self.peers.values():
-            peer.mailbox.on(_LEFT, partial(_left, peer))
+
+def hear_causes(peers: Mapping[int, Peer]) -> None:
+    """Let who waits for a peer hear why it abandoned its world: for the sake of a third rank, perhaps."""
+    for peer in peers.values():
+        peer.mailbox.on(_LEFT, partial(_left, peer))
 
 
 def _left(peer: Peer, tag: bytes, body: bytes) -> None:
-    """Wake who waits for the peer: where it left for the sake of a third rank, that one is named."""
-    peer.mailbox.fail(LinkError(f"{peer.name} has left: {body.decode(errors='replace')}"))
+    why = " ".join(body.decode(errors="replace").split())[:_MOST_TEXT]
+    peer.mailbox.fail(LinkError(f"{peer.name} has left: {why}"))

@@ -38,9 +38,9 @@ def _invalid(run: Run[Any]) -> str:
 def details(runs: Runs, own: Mapping[str, Rows]) -> str:
     """Return the recipes' specs, link, configuration and environment, each in a foldable section.
 
-    ``own``: rows of the engine's, by title; a title without rows is left out.
+    ``own``: rows of the engine's, by title. A title without rows is left out.
     """
-    first, wire = runs[0].record, [row for run in runs for row in _wire(run)]
+    first = runs[0].record
     return "".join(
         [
             _fold(
@@ -50,7 +50,8 @@ def details(runs: Runs, own: Mapping[str, Rows]) -> str:
             ),
             _fold("Link", _link(runs)),
             _fold("Traffic", _traffic(runs)),
-            *(_fold(title, rows) for title, rows in ({"On the wire": wire} | dict(own)).items() if rows),
+            _fold("On the wire", [row for run in runs for row in _wire(run)]),
+            *(_fold(title, rows) for title, rows in own.items()),
             _fold("Configuration", _configuration(runs)),
             _fold("Environment", list(_flat(first.environment))),
         ]
@@ -62,7 +63,8 @@ def _fold(title: str, rows: Sequence[tuple[str, str]], code: bool = False) -> st
     body = "".join(
         f"<tr><td>{html.escape(k)}</td><td>{tag}{html.escape(v)}{end}</td></tr>" for k, v in rows if v
     )
-    return f"<details><summary>{title}</summary><table><tbody>{body}</tbody></table></details>"
+    table = f"<details><summary>{title}</summary><table><tbody>{body}</tbody></table></details>"
+    return table if body else ""
 
 
 def _link(runs: Runs) -> list[tuple[str, str]]:

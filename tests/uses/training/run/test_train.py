@@ -377,8 +377,7 @@ def test_after_evaluation_without_the_emulated_shape_tcp_begins_anew(
         events.append("shaped")
 
     reliable = SimpleNamespace(forget_estimate=lambda: events.append("forgot"))
-    mailbox = SimpleNamespace(on=lambda *_: None)
-    peer = SimpleNamespace(lifted=contextlib.nullcontext, reliable=reliable, mailbox=mailbox)
+    peer = SimpleNamespace(lifted=contextlib.nullcontext, reliable=reliable)
     monkeypatch.setattr(train, "lifted", lift)
     run = object.__new__(train.TrainingRank)
     run.world = World(0, 2, {1: peer})  # type: ignore[dict-item]

@@ -289,7 +289,8 @@ def hooked(module: nn.Module, hook: Hook, name: str) -> Callable[[], None]:
             registry.remove_hook(_NAME.format(name), recurse=False)
         registry.invalidate_child_registries_cache()
         if not registry.hooks:
-            for left in {"_diffusers_hook", "forward"} - own - _offloaded_names(module):
+            kept = own | {"forward"} if _offloaded(module) else own
+            for left in {"_diffusers_hook", "forward"} - kept:
                 vars(module).pop(left, None)
 
     return remove
@@ -301,7 +302,7 @@ def _beneath_accelerate(module: nn.Module) -> Iterator[None]:
 
     ``enable_model_cpu_offload`` replaces accelerate's hooks after each picture, and all that was around them.
     """
-    if not _offloaded_names(module):
+    if not _offloaded(module):
         yield
         return
     names = vars(module)
@@ -312,13 +313,10 @@ def _beneath_accelerate(module: nn.Module) -> Iterator[None]:
         names["_old_forward"], names["forward"] = names["forward"], outer
 
 
-def _offloaded_names(module: nn.Module) -> set[str]:
-    """Return the name of the forward that is accelerate's, if it is."""
+def _offloaded(module: nn.Module) -> bool:
+    """Say whether a module's forward is accelerate's, which calls the one that was there before."""
     made = getattr(vars(module).get("forward"), "func", None)
-    accelerate_s = getattr(made, "__module__", "").startswith("accelerate.") and "_old_forward" in vars(
-        module
-    )
-    return {"forward"} if accelerate_s else set()
+    return "_old_forward" in vars(module) and getattr(made, "__module__", "").startswith("accelerate.")
 
 
 class SplitHook(Hook):

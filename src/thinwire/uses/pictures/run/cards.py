@@ -34,13 +34,12 @@ def headline(runs: Sequence[PicturesRun]) -> str:
     best = min(others, key=lambda run: run.record.totals["seconds"])
     ratio = base.record.totals["seconds"] / best.record.totals["seconds"]
     quality = decibels(best.record.quality.get("psnr_db"))
-    same, near = (f"an equal {what}", f"a {what}") if many == 1 else (f"equal {what}s", f"{what}s")
-    kept = same if quality == "equal" else near
     if ratio < 1:
         return f"One machine is the fastest here: {best.label}, the next best, takes {1 / ratio:.2f}× as long"
     sent = _fewer(best.record)
     bytes_text = f", sending {sent:.1f}× fewer bytes a step than float16" if sent and sent > 1.05 else ""
-    off = "" if quality == "equal" else f", at a PSNR of {quality} to one machine's"
+    same, near = (f"an equal {what}", f"a {what}") if many == 1 else (f"equal {what}s", f"{what}s")
+    kept, off = (same, "") if quality == "equal" else (near, f", at a PSNR of {quality} to one machine's")
     return f"{best.label} makes {kept} {ratio:.2f}× faster than one machine{bytes_text}{off}"
 
 
