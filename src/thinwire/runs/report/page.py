@@ -139,8 +139,7 @@ def report_html(runs: Sequence[Run[Any]], show: Show) -> str:
         *show.cards(runs),
         card("How these runs were made", "", details(runs, show.folds(runs))),
         f"<footer>Made by thinwire {thinwire.__version__} from run.json and metrics.jsonl of each run. "
-        "Bytes are counted on the link with all headers; evaluation passes and saving are uncompressed and "
-        "not counted as sent.</footer>",
+        f"Bytes are counted on the link with all headers{_uncounted(runs)}.</footer>",
     ]
     return (
         '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
@@ -148,6 +147,11 @@ def report_html(runs: Sequence[Run[Any]], show: Show) -> str:
         f"<title>thinwire: {title}</title><style>{CSS}</style></head>\n"
         f"<body><main>\n{''.join(body)}\n</main></body></html>\n"
     )
+
+
+def _uncounted(runs: Sequence[Run[Any]]) -> str:
+    evaluates = any("evaluation" in run.record.to_dict().get("bytes", {}) for run in runs)
+    return "; evaluation passes and saving are uncompressed and not counted as sent" if evaluates else ""
 
 
 def _warned(texts: Sequence[str]) -> str:

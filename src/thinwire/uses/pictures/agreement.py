@@ -122,8 +122,13 @@ def own_rank(peers: Mapping[int, Peer]) -> int:
     return missing.pop()
 
 
-def facts(model: nn.Module, recipe: str, weights: int, but: Collection[str] = ()) -> dict[str, str]:
-    """Return what all ranks must have in common; ``weights`` is a checksum of all below none of ``but``."""
+def facts(
+    model: nn.Module, recipe: Mapping[str, object], weights: int, but: Collection[str] = ()
+) -> dict[str, str]:
+    """Return what all ranks must have in common: a model, and ``recipe`` in its parts by name.
+
+    ``weights`` is a checksum of all below none of ``but``.
+    """
     config = getattr(model, "config", None)
     settings = config if isinstance(config, Mapping) else {}
     weighed = [p for name, p in model.named_parameters() if not name.startswith(prefixes(but))]
@@ -131,7 +136,7 @@ def facts(model: nn.Module, recipe: str, weights: int, but: Collection[str] = ()
         "diffusers": version(),
         "torch": torch.__version__.partition("+")[0],
         "the model": type(model).__name__,
-        "the recipe": recipe,
+        **{f"the recipe's {part}": str(value) for part, value in recipe.items()},
         "the type of its weights": ", ".join(sorted({str(p.dtype) for p in weighed})),
         "its weights (a checksum)": str(weights),
         **{

@@ -78,6 +78,23 @@ def test_other_weights_are_refused_at_first(ranks: Meshes, change: Change) -> No
         together([lambda one=one: rank(*one) for one in zip(models, ranks[2], strict=True)])
 
 
+@each(
+    "other, words",
+    [
+        ("ulysses", "mode '(ulysses|gather)', and this rank '(ulysses|gather)'"),
+        ("compact:bits=2", r"attention '.*, and this rank "),
+    ],
+)
+def test_other_recipes_are_told_by_the_part_that_differs(ranks: Meshes, other: str, words: str) -> None:
+    def rank(recipe: str, model: nn.Module, peers: Mesh) -> None:
+        with thinwire.parallel(model, peers, recipe):
+            pass
+
+    given = [("compact", flux(), ranks[2][0]), (other, flux(), ranks[2][1])]
+    with pytest.raises(InputError, match=rf"rank \d has the recipe's {words}.*make them alike"):
+        together([lambda one=one: rank(*one) for one in given])
+
+
 @each("mode, change", [("gather", c) for c in (in_place, some_rows, another_module, buffer, scale)])
 def test_weights_may_change_in_the_block_on_all_ranks_or_none(
     ranks: Meshes, mode: str, change: Change

@@ -236,7 +236,7 @@ def test_an_input_that_cannot_be_sent_is_refused_by_name(models: Path) -> None:
     wanted = one_device(model, [picture])
     with crew(models) as workers, thinwire.over_workers(model, addresses(workers), "raw", model="flux"):
         with pytest.raises(
-            InputError, match=r"joint_attention_kwargs\.draw is a function, which cannot be sent"
+            InputError, match=r"joint_attention_kwargs\.draw is of type function, which cannot be sent"
         ):
             one_device(model, [picture | {"joint_attention_kwargs": {"draw": drawn}}])
         assert torch.allclose(one_device(model, [picture])[0], wanted[0], atol=1e-5)

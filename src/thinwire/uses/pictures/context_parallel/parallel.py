@@ -81,7 +81,8 @@ def over_ranks(
             session = MODES[mode](exchange, attention, output, division, deadline)
             undo.push(lambda kind, error, trace: session.leave(error))
             undo.enter_context(session.attached(model, plan))
-            under, recipe = under_of(model), f"{attention!r}, {output!r}, {division!r}"
+            under = under_of(model)
+            recipe = {"mode": mode, "division": division, "attention": attention, "output": output}
             weights = WatchedWeights(model, under)
             own = facts_of(model) | facts(model, recipe, weights.checksum(False), under)
             own["its plan (a checksum)"] = str(zlib.crc32(repr(plan).encode()))

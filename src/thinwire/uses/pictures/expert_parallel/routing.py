@@ -79,7 +79,8 @@ def over_experts(
             undo.enter_context(attached(found, session))
             undo.enter_context(intercepted(model, session))
             shared = WatchedWeights(model, but=_own_weights(experts))
-            own = facts(model, f"{dispatch!r}, {combine!r}, {schedule!r}", shared.checksum(False))
+            recipe = {"schedule": schedule, "dispatch": dispatch, "combine": combine}
+            own = facts(model, recipe, shared.checksum(False))
             own |= {"the owners of experts": str(spread), "the choice of experts": _choices(layers)}
             agree(exchange, own, deadline, _checksums(experts))
             session.watch(shared)

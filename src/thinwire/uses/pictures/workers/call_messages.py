@@ -179,7 +179,7 @@ def _described(x: Any, where: str, names: Mapping[int, str]) -> Any:
     if isinstance(x, list | tuple):
         kind = "tuple" if isinstance(x, tuple) else "list"
         return {kind: [_described(value, f"{where}.{i}", names) for i, value in enumerate(x)]}
-    raise InputError(f"{where} is a {type(x).__name__}, which cannot be sent; leave it out")
+    raise InputError(f"{where} is of type {type(x).__name__}, which cannot be sent; leave it out")
 
 
 def _bytes_of(parts: Sequence[Tensor]) -> list[memoryview]:
