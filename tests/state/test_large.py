@@ -32,7 +32,7 @@ def zeros(dtype: torch.dtype = torch.uint8) -> torch.Tensor:
     return torch.from_numpy(np.zeros(NUMEL * dtype.itemsize, np.uint8)).view(dtype)
 
 
-@pytest.mark.parametrize("dtype", [torch.uint8, torch.bfloat16])
+@pytest.mark.parametrize("dtype", [torch.uint8, pytest.param(torch.bfloat16, marks=pytest.mark.long)])
 def test_a_tensor_of_over_2_to_the_31_elements_is_published_and_followed(
     monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
 ) -> None:

@@ -76,13 +76,15 @@ def test_of_a_divided_model_each_machine_loads_its_blocks_alone(models: Path) ->
     model, pipe = wan(), "compact-pipe:patches=2"
     part = thinwire.load_part(WanTransformer3DModel, models / "wan" / "transformer", 1).eval()
     with crew(models) as workers:
-        with thinwire.over_workers(part, addresses(workers), pipe, model="wan"):
+        with thinwire.over_workers(part, addresses(workers), pipe, model="wan") as one:
             made = wan_pipeline(part, 96)
         own = [absent_block(workers[0].model.blocks[i]) for i in range(2)]
-        with thinwire.over_workers(model, addresses(workers), pipe, model="wan"):
+        with thinwire.over_workers(model, addresses(workers), pipe, model="wan") as other:
             wanted = wan_pipeline(model, 96)
+    repairs = [one.tally.repairs, other.tally.repairs]
     assert own == [True, False] and absent_block(part.blocks[1])
-    assert torch.equal(made, wanted)
+    distance = float((made - wanted).norm() / wanted.norm())
+    assert torch.equal(made, wanted), f"{distance:.2g} of the norm apart, repairs {repairs}"
 
 
 def absent_block(block: nn.Module) -> bool:
@@ -282,9 +284,7 @@ def test_a_host_that_makes_no_call_is_let_go(models: Path) -> None:
 
 
 def test_a_worker_whose_port_is_taken_says_so_at_once(models: Path) -> None:
-    with crew(models) as (worker,), socket.socket() as other:
-        other.bind(("127.0.0.1", worker.hub.port + 1))
-        other.listen()
+    with crew(models) as (worker,), socket.create_server(("127.0.0.1", worker.hub.port + 1)):
         said = f"the worker {worker.address} cannot begin: .*{worker.hub.port + 1}"
         with (
             pytest.raises(LinkError, match=said),
