@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from thinwire.runs.emulator.availability import as_emulated
+from thinwire.runs.machine.files import check_out
 from thinwire.runs.machine.standard_streams import tell
 from thinwire.runs.terminal.typer_options import with_config
 from thinwire.uses.pictures.run.options import WAN, PicturesConfig
@@ -59,6 +60,7 @@ def _shown(given: dict[str, Any], ways: tuple[str, ...], what: str) -> None:
 
     emulate, how = as_emulated()
     config = PicturesConfig.from_dict(given | {"recipes": " ".join(ways), "emulate": emulate})
+    check_out(config.out)
     if not (config.json or config.quiet):
         tell(f"{len(ways)} ways to make one {what} over a link of {config.link}, {how}")
     generate_all(config)
