@@ -63,7 +63,7 @@ def test_a_tensor_is_sent_again_once_it_was_not_used_for_some_calls() -> None:
 
 
 WRONG = [
-    ({"draw": print}, "the input draw is a builtin_function_or_method"),
+    ({"draw": print}, "the input draw is of type builtin_function_or_method"),
     ({"a": {1: 2}}, "the input a has keys that are no text"),
     (
         {"x": torch.zeros(2, device="meta")},
