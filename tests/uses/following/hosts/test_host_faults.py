@@ -126,8 +126,9 @@ def test_a_rollout_that_starts_again_long_after_needs_no_more_than_the_state(tmp
             step(tensors)
             publisher.publish(step=number)
         with Host(publisher.port, state=saved) as host:
-            assert host.weights.follower.held.number == 1
-            host.update(publisher.newest.number)
+            newest = publisher.newest.number
+            assert host.weights.follower.held.number in (1, newest)  # which may have come by now
+            host.update(newest)
             assert host.has(tensors)
             assert isinstance(host.weights.follower, Follower)
             (came,) = host.weights.follower.arrivals
