@@ -77,8 +77,9 @@ def test_the_counts_equal_a_proxys_and_add_up_over_reconnects() -> None:
             for connection in (1, 2, 3):
                 other.send(bytes(300_000))
                 assert len(binder.recv().result(LONG)) == 300_000
-                until(lambda: _read(counts).sent == proxy.counts[UP])  # the proxy has read all of it
-                assert _read(counts).received == proxy.counts[DOWN]
+                # what was on its way at a cut the proxy has never read
+                until(lambda n=connection: alike(_read(counts).sent, proxy.counts[UP], n))  # type: ignore[misc]
+                assert alike(proxy.counts[DOWN], _read(counts).received, connection)
                 assert _read(counts).connections == connection == proxy.connections
                 assert other.snapshot().sent_bytes <= _read(counts).sent <= 1.01 * other.snapshot().sent_bytes
                 if connection < 3:
@@ -86,6 +87,11 @@ def test_the_counts_equal_a_proxys_and_add_up_over_reconnects() -> None:
                     sleep(0.1)
                     proxy.restore()
                     until(lambda n=connection: proxy.connections == n + 1)  # type: ignore[misc]
+
+
+def alike(counted: int, passed: int, connection: int) -> bool:
+    """Return whether two counts are equal, up to a few words that were on their way at each cut before."""
+    return 0 <= counted - passed <= 1000 * (connection - 1)
 
 
 @needs_linux
