@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from threading import Barrier
 from typing import Any
 
 import pytest
@@ -26,14 +27,14 @@ def guided(transformer: nn.Module, height: int) -> Tensor:
 
 @pytest.mark.parametrize(("make", "pipeline"), [(flux, guided), (wan, wan_pipeline)])
 def test_pipelines_make_the_same_picture_in_half_the_passes(ranks: Meshes, make: Any, pipeline: Any) -> None:
-    """To the bit; in the first step of each size both ranks compute both passes, to know how outputs look."""
-    model, heights = make(), (96, 96, 80)
+    """To the bit, both at the same time; in the first step of each size each rank computes both passes."""
+    model, heights, both = make(), (96, 96, 80), Barrier(2)
     wanted = [pipeline(model, height) for height in heights]
 
     def use(own: nn.Module, found: Parallel) -> tuple[list[Tensor], int, int]:
         runs = []
         block = next(m for n, m in own.named_modules() if n.endswith("blocks.0"))
-        block.register_forward_hook(lambda *_: runs.append(1))
+        block.register_forward_hook(lambda *_: runs.append(both.wait(20)))
         return [pipeline(own, height) for height in heights], found.generation, len(runs)
 
     for pictures, generation, passes in on_ranks(ranks[2], model, "guidance", use):

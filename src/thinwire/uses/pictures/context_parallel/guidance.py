@@ -50,7 +50,6 @@ class GuidanceParallel(WholeOutputs):
         """Return the model's output for these inputs, by ``compute`` or from the other rank."""
         inputs, seen = given.inputs, CallInputs.of(given.inputs)
         self._begin(given, shapes_of(inputs), seen.time)
-        self._await()
         call = self._call
         look = call.stream, shapes_of(inputs)
         check = self._inquiry.note(self.clock.generation, seen.sums)
@@ -91,6 +90,7 @@ class GuidanceParallel(WholeOutputs):
 
     def _others(self, call: ModelCall, like: Outputs, check: int) -> Outputs:
         """Return what the other rank computes, or will have where it is read."""
+        self._await()  # of a step of one pass
         keys = self._keys(call, len(like), self._exchange.others[0])
         due = self._exchange.due("an output", keys[0], check, len(like))
         if call.stream:
