@@ -150,7 +150,7 @@ def report_html(runs: Sequence[Run[Any]], show: Show) -> str:
 
 
 def _uncounted(runs: Sequence[Run[Any]]) -> str:
-    evaluates = any("evaluation" in run.record.to_dict().get("bytes", {}) for run in runs)
+    evaluates = any("evaluation" in run.record.bytes for run in runs)
     return "; evaluation passes and saving are uncompressed and not counted as sent" if evaluates else ""
 
 

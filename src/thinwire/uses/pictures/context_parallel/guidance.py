@@ -90,7 +90,7 @@ class GuidanceParallel(WholeOutputs):
 
     def _others(self, call: ModelCall, like: Outputs, check: int) -> Outputs:
         """Return what the other rank computes, or will have where it is read."""
-        self._await()  # of a step of one pass
+        self._await()  # what a step of one pass left
         keys = self._keys(call, len(like), self._exchange.others[0])
         due = self._exchange.due("an output", keys[0], check, len(like))
         if call.stream:
